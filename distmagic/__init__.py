@@ -1,77 +1,79 @@
 """distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress live.
 
-The way of the data. Each arrow is a function, each noun a frozen dataclass; nothing flows back.
+How data flows: each arrow is a function, and each noun is a frozen dataclass. No step changes the result of an earlier
+one.
 
-    the cell's line   --request/flags.parse_line-->        Request: a JobSpec (what; no host in it) and an Access
+    the cell's line   --request/flags.parse_line-->        Request: JobSpec (what to run), Access (how to reach hosts)
     --hosts, settings --request/config.choose_hosts-->     Hosts
     --on slurm        --systems/slurm/allocation-->        Hosts that a scheduler gives
     --on sky          --systems/skypilot/cluster-->        Hosts of a cluster of SkyPilot
     the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
     the call          --payload/pack.pack_call-->          Payload: files that travel
-    Payload, --sync   --payload/work_files.with_tree-->    Payload: also the files that hosts find in their working directory
+    Payload, --sync   --payload/work_files.with_tree-->    Payload: also files for the working directory on hosts
     Hosts             --connection/first_links-->            a Link to each host, and its Facts
     Facts             --planning/preflight-->              errors that name the host and the cure
     all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
     Plan, Payload     --runner/start-->                    agents that run, and links to them
     links             --runner/event_queue-->              Event, Event, ...
-    Events            --state/fold-->                      RunState: all that is known of a run
-    RunState          --state/decide-->                    go on, or stop and why; runner/run_loop acts on it
-    RunState          --render-->                          text and HTML; screens/ puts them where the user looks
-    the last RunState --state/verdict-->                   an error, or none; outcome/ is the Run that is left
+    Events            --state/fold-->                      RunState: everything known about a run
+    RunState          --state/decide-->                    continue, or stop with a reason; runner/run_loop acts on it
+    RunState          --render-->                          text and HTML; screens/ shows them to the user
+    the last RunState --state/verdict-->                   an error, or none; outcome/ makes the Run that the user keeps
     --on osmo         --systems/osmo/run-->                no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, systems/*/export-->  no run: a folder that starts the same job on a cluster
 
-The packages, from the top floor down. None imports from one above it; `tests/unit/test_layers.py` has the same table and
-checks it. Each package's own `__init__` says what happens there, what never happens there, and in which order to read it.
+The packages, from the top layer down. No package imports from a layer above it; `tests/unit/test_layers.py` checks this
+against the same table. Each package's `__init__` describes what the package does, what it never does, and in which
+order to read it.
 
-    cli.py         a terminal's commands, which are those of the notebook: `distmagic run train.py`
+    cli.py         the notebook's commands in a terminal: `distmagic run train.py`
     notebook/      what a user types in IPython: `%%distributed`, `%distributed`, the Tab key
-    api.py         the same from plain Python: `distmagic.run`
+    api.py         the same for plain Python: `distmagic.run`
     playground/    throw-away SSH hosts on this machine
-    staying/       ranks that stay, and one cell after the other on them
-    sweeps/        one function with all combinations of some arguments: runs side by side, and a queue
-    session/       one kernel's hosts and jobs
-    systems/       systems that give hosts, run a job, or start an exported one: a folder each, and none imports another
-    screens/       puts a run where a user looks: notebook, terminal, log
-    outcome/       what is left of a run: results, logs, files, metrics
-    runner/        one run from its start to its end; all threads of a run
-    inside/        the nodes of a job that all run the same notebook or script find each other
+    staying/       ranks that stay alive between cells, and the cells that run on them
+    sweeps/        a run for each combination of some arguments, side by side, the rest in a queue
+    session/       the connections, hosts and jobs of one kernel
+    systems/       Slurm, SkyPilot, OSMO, SING, torchrun: a folder each, and none imports another
+    screens/       shows a run in a notebook, a terminal or a log
+    outcome/       a finished run as the user gets it: results, logs, files, metrics
+    runner/        one run from start to end; all threads of a run
+    inside/        lets nodes that all run the same notebook or script find each other
     connection/    links to hosts: opened, kept idle, used again
-    connection/requests/   what one host is asked over a link: each function a request and its answer
-    transports/    starts a process on a host and holds its pipes, nothing else; transports/ssh/ through paramiko
-    tracking/      metrics go to TensorBoard, Weights & Biases or MLflow
-    comparison/    several runs side by side, pure
-    diagnosis/     the doctor's judgement: what is wrong with hosts, and between them, pure
-    render/        a RunState as text and HTML, pure
-    state/         events become a RunState, and what follows from it, pure
-    failures/      errors of torch, GPUs and the network in words; the call in which ranks part; pure
-    exports/       what all exported jobs share: program, folder, lines of bash; pure, but for the one module that writes it
-    exports/on_nodes/  scripts that travel in that folder
-    planning/      from facts to the plan of what each host starts, pure
-    notebook_place.py  where a notebook runs its cells, for `distmagic.run`
-    names.py       under which names hosts know this process
-    payload/       a call becomes files
-    request/       what is asked for: hosts, options, the cell; pure, but for a hostfile and what is installed
-    errors.py, sanitize.py    what all of these use
-    help/          the manual, for people; `%distributed help TOPIC` shows it
+    connection/requests/   requests to one host over a link, each with its answer
+    transports/    starts a process on a host and holds its pipes; transports/ssh/ uses paramiko
+    tracking/      sends metrics to TensorBoard, Weights & Biases or MLflow
+    comparison/    compares several runs, pure
+    diagnosis/     finds faults of hosts and of their network, for `%distributed doctor`, pure
+    render/        turns a RunState into text and HTML, pure
+    state/         folds events into a RunState, and decides what to do next, pure
+    failures/      explains errors of torch, GPUs and the network; where collective calls diverge; pure
+    exports/       what all exports share: program, folder, lines of bash; pure, except folder.py
+    exports/on_nodes/  scripts that are copied into that folder
+    planning/      plans what each host starts, from facts about the hosts, pure
+    notebook_place.py  the hosts on which a notebook runs its cells, for `distmagic.run`
+    names.py       the names by which hosts identify this process
+    payload/       turns a call into files to send
+    request/       parses the user's request: hosts, options, the cell; pure, but reads hostfiles
+    errors.py, sanitize.py    used by all of these
+    help/          the user manual; `%distributed help TOPIC` shows it
 
-On the hosts, with Python's standard library alone, `remote/`, which travels there as one zip:
+`remote/` runs on the hosts. It needs only Python's standard library, and is sent to each host as one zip:
 
-    remote/keeper/    starts contacts on a node of a scheduler; travels as text, before the zip
-    remote/contact/   answers a notebook over one SSH channel, receives and serves blobs, keeps templates
+    remote/keeper/    starts contacts on a scheduler's node; sent as text, before the zip
+    remote/contact/   answers a notebook over one SSH channel, transfers blobs, keeps torch loaded
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
-    remote/engine/    torchrun, by exec or forked from a template, and the ranks that it starts
+    remote/engine/    starts torchrun and its ranks, by exec or forked from a process with torch loaded
     remote/rank/      one rank: calls the user's function, reports its progress
-    remote/training/  what torch does in a rank: its process groups, its steps
-    remote/checkup/   what may be wrong with a host, and which hosts it can dial, for the doctor
-    remote/gang/      which nodes of a job are alive, known by heartbeats between the hosts
-    remote/system/    what Linux shows: processes, memory, hardware, sockets, log-out
+    remote/training/  watches torch in a rank: its process groups, its training steps
+    remote/checkup/   examines a host for the doctor, and which other hosts it can connect to
+    remote/gang/      detects lost nodes, by heartbeats between the hosts
+    remote/system/    reads from Linux: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files
-    remote/records/   what is kept on a host: directories, journals, logs, the list of jobs
-    remote/wire/      the messages between both halves: one frozen dataclass a message, one JSON line each
+    remote/records/   what is stored on a host: directories, journals, logs, the list of jobs
+    remote/wire/      the messages between notebook and hosts: each a frozen dataclass and one line of JSON
 
-This file travels too, with `remote/` and nothing else, so that `import distmagic` works on a rank: it imports only
-what is asked for.
+This file is sent with `remote/`, so that `import distmagic` works on a rank. The other packages are missing on hosts,
+so this file imports each name only when it is first used.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext distmagic`: take them back, and end connections and playground."""
+    """`%unload_ext distmagic`: unregister both magics, and close all connections and the playground."""
     from distmagic.notebook.magic import unload_ipython_extension as unload
 
     unload(shell)

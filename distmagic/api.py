@@ -1,4 +1,4 @@
-"""The same from plain Python: one call from function to result; and the one session of this process."""
+"""distmagic for plain Python: `distmagic.run` calls a function on every rank; and the one session of this process."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# The kinds of options that are checked here, as `Options` writes them, and what they are for a user. The items of a
-# tuple, say, are checked where they are used.
+# The types of options that are checked in this module, as `Options` spells them, and their names for a user. Items of a
+# tuple are checked where they are used.
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "str": (str, "a text"),
     "bool": (bool, "True or False"),
@@ -51,7 +51,9 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `distmagic.run` that are options: as the fields of `JobSpec` and `Access`, or None for the usual."""
+    """The keyword arguments of `distmagic.run` that are options: fields of `JobSpec` and `Access`. None means the
+    default.
+    """
 
     nproc_per_node: Slots | None
     nnodes: int | tuple[int, int] | None
@@ -89,9 +91,9 @@ class Options(TypedDict, total=False):
 
 
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
-    """Return the job and the way to the hosts that `Options` ask for, `access` being changed by them.
+    """Return the job, and `access` changed by the options.
 
-    None leaves an option as `access` has it, or as it is for every job. Raises `UsageError` for a value of a wrong kind.
+    None leaves an option as in `access`, or at its default. Raises `UsageError` for a value of a wrong type.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
@@ -108,14 +110,14 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
     if isinstance(python, Mapping):
         given["pythons"] = tuple(python.items())
     elif python is not None:
-        given["pythons"] = (("", python),)  # "": of all hosts
+        given["pythons"] = (("", python),)  # "": all hosts
     of_access = {one.name for one in fields(Access)} & given.keys()
     way = {name: given.pop(name) for name in of_access}
     return JobSpec(**given), replace(access, **way)
 
 
 def unknown_option(name: str, known: Sequence[str]) -> UsageError:
-    """Return the error of a keyword argument that is none of the known ones, with the one that may have been meant."""
+    """Return the error for an unknown keyword argument; it suggests the most similar known one."""
     close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
         name, known, n=1
     )
@@ -124,13 +126,13 @@ def unknown_option(name: str, known: Sequence[str]) -> UsageError:
 
 
 def _check_kind(name: str, value: object) -> None:
-    """Raise `UsageError` unless the value of an option is of the kind that `Options` says."""
+    """Raise `UsageError` unless the value of an option has the type that `Options` declares."""
     annotation = Options.__annotations__[name].__forward_arg__
     known = _KINDS.get(annotation.removesuffix(" | None"))
     if known is None:
         return
     kind, text = known
-    is_flag = isinstance(value, bool)  # Python takes it for a number, too
+    is_flag = isinstance(value, bool)  # bool is a subclass of int
     if not isinstance(value, kind) or (is_flag and kind is not bool):
         raise UsageError(
             f"{name}={reprlib.repr(value)} is not {text}.", f"Give {text}."
@@ -139,7 +141,7 @@ def _check_kind(name: str, value: object) -> None:
 
 @cache
 def session() -> Session:
-    """Return this process's one session."""
+    """Return the one session of this process."""
     found = Session()
     atexit.register(found.close)
     return found
@@ -164,24 +166,24 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or one by one:
-                             ["gpu-a:4", "gpu-b:2"]; None: the first of these: the notebook's hosts, DISTMAGIC_HOSTS,
-                             the nodes of the job around this program, this machine
+        hosts                hosts and their number of ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or a list:
+                             ["gpu-a:4", "gpu-b:2"]; None: the first of: the notebook's hosts, DISTMAGIC_HOSTS,
+                             the nodes of the job that runs this program, this machine
         allocation           nodes of a scheduler instead of hosts, from `distmagic.request.allocation`: a
                              `SlurmRequest` for Slurm, or a `SkyRequest` for SkyPilot
-        access               several of the options below in one object; options of the call win over it
+        access               several of the options below in one object; options of the call override it
         background           return at once; the run ends by itself, by `run.stop()`, or with this process
-        payload_limit_bytes  largest captured data
-        screen               where the run is shown; None: in widgets, a terminal or plain lines, as it fits
+        payload_limit_bytes  limit for the size of the captured data
+        screen               where the run is shown; None: widgets, a terminal or plain lines
 
-    Raises what the magic raises: `UsageError`, `PayloadError`, a `HostError` (or `HostErrors`), a `RunError`, which
-    carries the `Run`: `error.run`.
+    Raises the errors of `%%distributed`: `UsageError`, `PayloadError`, a `HostError` (or `HostErrors`), or a
+    `RunError`, whose `run` attribute is the `Run`.
     """
     check_system()
     parameters = list(inspect.signature(run).parameters)
     for option in options:
         if option not in parameters:
-            raise unknown_option(option, parameters[2:])  # of fn and args none is meant
+            raise unknown_option(option, parameters[2:])  # never suggest fn or args
     chosen, usual_access = _place(hosts, allocation)
     spec, access = from_options(options, access or usual_access)
     if background and spec.detach:
@@ -221,12 +223,13 @@ def sweep(
 ) -> Sweep:
     """Call `fn` once for each combination of the values in `grid`, as runs side by side on the devices of the hosts.
 
-    `distmagic.sweep(train, {"lr": [0.1, 0.01], "seed": range(3)}, hosts="gpu-a:4,gpu-b:4")` has six runs. Each has
-    `nproc_per_node` ranks (1) on one host, as many devices for itself, and a working directory of its own. What finds no
-    room waits in a queue. The other arguments and options are those of `distmagic.run`; `kwargs` are given to every run.
+    `distmagic.sweep(train, {"lr": [0.1, 0.01], "seed": range(3)}, hosts="gpu-a:4,gpu-b:4")` makes six runs. Each has
+    `nproc_per_node` ranks (default 1) on one host, one device for each rank, and its own working directory. Runs
+    without free devices wait in a queue. The other arguments and options are those of `distmagic.run`; every run gets
+    `kwargs`.
 
-    It returns a `Sweep` at once, a table that grows. Raises `UsageError`, `PayloadError` and a `HostError`; the errors of
-    runs are in `failed`.
+    It returns a `Sweep` at once, which shows a table that grows. Raises `UsageError`, `PayloadError` or a `HostError`.
+    Errors of single runs are in `Sweep.failed`.
     """
     check_system()
     known = [*inspect.signature(sweep).parameters, *Options.__annotations__]
@@ -255,10 +258,10 @@ def sweep(
 
 
 def _tell_options() -> None:
-    """Give `run` its options, one by one, in its signature and in its help: for `help`, the Tab key and the Shift-Tab key."""
+    """Add the options to the signature and the docstring of `run`, for `help`, Tab and Shift-Tab."""
     signature = inspect.signature(run)
     *parameters, _ = signature.parameters.values()
-    usual = JobSpec()  # `access` has its own
+    usual = JobSpec()  # the defaults of `Access` are in `access`
     lines = []
     for name, flag in {**options_of(JobSpec), **options_of(Access)}.items():
         kind = Options.__annotations__[name].__forward_arg__
@@ -290,7 +293,7 @@ def _launch(
 ) -> Run | Detached | BackgroundRun:
     with closing(asker_of()) as asker:
         if in_background:
-            asker.can_ask = False  # nobody is there for the whole run
+            asker.can_ask = False  # the user may be away during the run
         place = place_of(session(), allocation or hosts, access, asker, spec)
         try:
             return place.run(
@@ -299,7 +302,7 @@ def _launch(
                 in_background=in_background,
             )
         except RunError as error:
-            # No variable gets a run that fails: `run = distmagic.run(...)` has not come to its end.
+            # A failed run gets no variable name: the assignment `run = distmagic.run(...)` has not completed.
             error.hint = _OF_A_RUN.sub("error.run", error.hint)
             raise
 
@@ -310,9 +313,9 @@ _OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[)")
 def _place(
     hosts: str | Sequence[Host | str] | None, allocation: HostsRequest | None
 ) -> tuple[tuple[Host, ...], Access]:
-    """Return where a call runs, and the usual way there; () is here, or on the nodes of the allocation.
+    """Return the hosts of a call and the way to reach them; () means this machine, or the nodes of `allocation`.
 
-    A call that says nothing runs as the notebook's cells, else on DISTMAGIC_HOSTS.
+    A call without hosts runs on the hosts of the notebook's cells, or else on DISTMAGIC_HOSTS.
     """
     if hosts is not None and allocation is not None:
         raise UsageError("hosts and allocation are both given.", "Keep one of them.")
@@ -331,7 +334,7 @@ def _place(
 def _title(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the call as its author would write it: `train(500, lr=0.1)`; large values are cut."""
+    """Return the call as its author would write it: `train(500, lr=0.1)`. Large values are shortened."""
     name = getattr(fn, "__name__", type(fn).__name__)
     given = [reprlib.repr(value) for value in args]
     given += [f"{key}={reprlib.repr(value)}" for key, value in kwargs.items()]

@@ -1,4 +1,6 @@
-"""`distmagic` in a terminal: the commands of `%distributed`, and `distmagic run train.py 50 --lr 0.1` above all."""
+"""The program `distmagic` for a terminal: the commands of `%distributed`, above all `distmagic run train.py 50 --lr
+0.1`.
+"""
 
 # ruff: noqa: T201  # what a command prints is its output
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, UsageError):
             return MISUSED
         return INTERRUPTED if isinstance(error, Cancelled) else FAILED
-    except KeyboardInterrupt:  # before anything was begun
+    except KeyboardInterrupt:  # before anything was started
         return INTERRUPTED
     if left is not None:
         return _tell(left)
@@ -48,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
-    """Return what turns a text, which may be about a job, into one for somebody who has typed `words`.
+    """Return a function that rewords a message, which may be about a job, for a user who typed `words` in a terminal.
 
-    A terminal has neither magics nor a variable `run`. Commands that ask for a job have the hosts of `words`: no kernel knows
-    them.
+    A terminal has neither magics nor a variable `run`. Suggested commands about a job repeat the hosts in `words`,
+    because no kernel remembers them.
     """
     typed = words[1:]
     if words[:1] == ("run",):
@@ -77,7 +79,7 @@ def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
 
 
 def _not_shown_yet(error: DistmagicError) -> str:
-    """Return the text of an error; without the rank's traceback where that stands above it, in the rank's own output."""
+    """Return the text of an error, without the rank's traceback if the rank's own output above shows it already."""
     traceback = getattr(error, "remote_traceback", "").rstrip()
     run = getattr(error, "run", None)
     if traceback and run is not None:
@@ -88,14 +90,14 @@ def _not_shown_yet(error: DistmagicError) -> str:
 
 
 def _tell(left: object) -> int:
-    """Say where a job is found that goes on alone; return the exit code. A run that is over has been shown."""
+    """Print where to find a job that runs on detached, and return the exit code. A finished run was shown already."""
     from distmagic.diagnosis.report import Report
     from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run
 
     if isinstance(left, Detached):
         print(left.job)
-    if isinstance(left, Report):  # it has printed itself
+    if isinstance(left, Report):  # it has already printed itself
         return FAILED if left.has_errors else 0
     return int(isinstance(left, Run) and bool(left.unfetched))
 

@@ -1,13 +1,13 @@
-"""Every error a user can meet, by whose turn it is to act.
+"""All errors that a user can meet, grouped by where the fault is.
 
 - the user's request: `UsageError` and under it `NoResult`; `PayloadError`
 - the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`;
   `AllocationEnded`
-- the wire: `WireError` and under it `ConnectionLost`, `ProtocolError`
+- the connection: `WireError` and under it `ConnectionLost`, `ProtocolError`
 - the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Hung`, `Cancelled`, `TimedOut`
 
-A message says what happened and to which host or rank; the hint says what to do now. Exceptions of foreign
-libraries become one of these in the one file that imports the library.
+A message states what happened, and on which host or rank. The hint states what to do next. Each other library is
+imported in one module, which converts the library's exceptions to these.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from distmagic import sanitize
 
 
 class DistmagicError(Exception):
-    """Base of all errors of distmagic: a message, and a hint with the cure."""
+    """Base class of all errors of distmagic: a message, and a hint with the cure."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        self.message = sanitize.lines(message)  # there may be words of a host in it
+        self.message = sanitize.lines(message)  # it may contain text from a host
         self.hint = sanitize.lines(hint)
         super().__init__(self.message)
 
@@ -27,7 +27,7 @@ class DistmagicError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows these lines instead of a traceback through distmagic's own frames."""
+        """Return the lines that IPython shows instead of a traceback through distmagic's own frames."""
         lines = [f"{type(self).__name__}: {self.message}"]
         if self.hint:
             lines.append(self.hint)
@@ -43,17 +43,17 @@ class NoResult(UsageError, KeyError):
 
 
 class PayloadError(DistmagicError):
-    """The function or a value that it uses can't travel to the hosts."""
+    """The function, or a value that it uses, can't be sent to the hosts."""
 
 
 class PayloadTooLarge(PayloadError):
-    """More than the limit would be sent; the message names the largest variables."""
+    """The data to send exceeds the limit; the message names the largest variables."""
 
 
 class HostError(DistmagicError):
-    """A host can't be used. `host` is the name the user typed.
+    """A host can't be used. `host` is its name as the user typed it.
 
-    `step` is the first step of the connection that failed, if it is known: name, TCP, banner, key, log-in.
+    `step` is the step of the connection that failed, if known: name, TCP, banner, key, log-in.
     """
 
     step = ""
@@ -72,7 +72,7 @@ class HostKeyError(HostError):
 
 
 class AuthenticationError(HostError):
-    """The host refused every key and every answer of yours."""
+    """The host rejected every key, password and other answer of the user."""
 
 
 class PreflightError(HostError):
@@ -80,7 +80,7 @@ class PreflightError(HostError):
 
 
 class AllocationEnded(DistmagicError):
-    """The scheduler's job that held the hosts has ended: a time limit, scancel, a node that failed."""
+    """The scheduler's job that held the hosts has ended: by its time limit, by scancel, or because a node failed."""
 
 
 class HostErrors(DistmagicError):
@@ -104,13 +104,13 @@ class ConnectionLost(WireError):
 
 
 class ProtocolError(WireError):
-    """A host sent something that is not of our protocol."""
+    """A host sent data that violates distmagic's protocol."""
 
 
 class RunError(DistmagicError):
-    """The run itself failed; `run` is the `Run` so far, with states, logs and metrics.
+    """The run itself failed; `run` is the `Run` up to the failure, with states, logs and metrics.
 
-    `stacks` has the stacks of the ranks if the run stood still, identical ones once; "" if none were collected.
+    `stacks` has the stack traces of the ranks if the run hung, identical ones only once; "" if none were collected.
     """
 
     def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
@@ -128,9 +128,9 @@ class RunError(DistmagicError):
 
 
 class WorkerFailed(RunError):
-    """A rank raised, exited with a code or was ended by a signal.
+    """A rank raised an exception, exited with an error code, or was killed by a signal.
 
-    `remote_traceback` is the text of its traceback on the host ("" where there was none).
+    `remote_traceback` is the text of its traceback on the host, "" if it left none.
     """
 
     def __init__(
@@ -144,15 +144,16 @@ class WorkerFailed(RunError):
         return "\n".join(part for part in parts if part)
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows what happened and the user's own line; the view above has the whole traceback."""
+        """Return what happened and the failing line of the user's code; the view above shows the whole traceback."""
         first, *rest = super()._render_traceback_()
         return [first, *_own_line(self.remote_traceback), *rest]
 
 
 def _own_line(traceback: str) -> list[str]:
-    """Return where a traceback's innermost frame of the user's own code is, and that line, marked; [] for none.
+    """Return the location and the marked line of the innermost frame of the user's code in a traceback; [] if it has
+    none.
 
-    Own code is what is in no library: no file below the directories in which Python keeps its own and others' packages.
+    User code is every file outside the directories of Python's standard library and of installed packages.
     """
     lines = traceback.splitlines()
     for index in range(len(lines) - 2, -1, -1):
@@ -167,19 +168,19 @@ def _own_line(traceback: str) -> list[str]:
 
 
 class RendezvousFailed(RunError):
-    """The nodes did not find each other; the message names those that are missing."""
+    """The nodes did not meet in the rendezvous; the message names the missing ones."""
 
 
 class NodeLost(RunError):
-    """A host's agent or connection ended while its ranks were running."""
+    """The agent on a host, or the connection to it, ended while its ranks were running."""
 
 
 class Hung(RunError):
-    """No rank had advanced for the time of `--hang-timeout`. The message names where the ranks were."""
+    """No rank advanced for `--hang-timeout`. The message shows where the ranks were."""
 
 
 class TimedOut(RunError):
-    """The run was stopped because `--timeout` ran out. If it had stood still, the message names where the ranks were."""
+    """The run was stopped after `--timeout`. If it hung, the message shows where the ranks were."""
 
 
 class Cancelled(RunError, KeyboardInterrupt):

@@ -1,21 +1,22 @@
-"""The names under which hosts know this process: who begins its jobs, and the working directory of its runs.
+"""The names by which hosts identify this process: the owner of its jobs, and the working directory of its runs.
 
-Who begins a job is a person, with the notebook or the script:
+The owner of a job is a user at a machine, with the notebook or the script:
 
-    ann@laptop:/home/ann/train.ipynb             a notebook: Jupyter and VS Code tell its path; the same after a restart
-    ann@laptop:notebook (kernel 5f0c...)         a kernel of which only the connection file is known
-    ann@laptop:train.py (process 812-3fa9c1)     a script, or IPython in a terminal: each process for itself
+    ann@laptop:/home/ann/train.ipynb             a notebook whose path is known; the same after a restart
+    ann@laptop:notebook (kernel 5f0c...)         a kernel with an unknown notebook: the name of its connection file
+    ann@laptop:train.py (process 812-3fa9c1)     a script, or IPython in a terminal: one name for each process
 
-What is in the last brackets tells kernels apart that have no name of their own; a host that counts what it keeps of
-somebody leaves it away (`listing.kept_for`).
+The part in brackets distinguishes kernels without a notebook path. A host drops it when it sums up disk use by owner
+(`listing.kept_for`).
 
-The origin of a working directory has the person and the whole path, so that the next kernel finds it again:
+The origin of a working directory has the user and the whole path, so that the next kernel finds the directory again:
 
     ann@laptop:/home/ann/train.ipynb             a notebook whose path is known
     ann@laptop:/home/ann/train.py                a script
     ann@laptop:/home/ann                         any other kernel or process in this folder
 
-Several owners may so use one directory. It remembers who they are, and `clean all` takes it from none of them.
+So several owners may use one directory. It records its owners, and `clean all` does not remove it while another one
+uses it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from distmagic.request.spec import JobSpec
 
 _MOST_CHARS = 1000
 _MOST_NAME_CHARS = 60
-_KERNEL_FILE = "kernel-"  # how a Jupyter server, and VS Code, begin the name of a kernel's connection file
+# The prefix of a connection file's name in Jupyter and VS Code.
+_KERNEL_FILE = "kernel-"
 
 
 def owner() -> str:
-    """Return the name of this process as the owner of jobs: another kernel has the same one only for the same notebook."""
-    # The notebook that this process is the kernel of, "" if it is no kernel.
+    """Return the name of this process as an owner of jobs. Only a kernel of the same notebook has the same name."""
+    # The notebook of this kernel; "" if this process is no kernel.
     connection_file = _connection_file()
     if not connection_file:
         notebook = ""
@@ -55,26 +57,26 @@ def owner() -> str:
 
 
 def _of_this_person(what: str) -> str:
-    """Return who has begun something here: the user, the machine, and what it is."""
+    """Return `user@machine:what`, the owner name for a notebook or script `what`."""
     host = socket.gethostname()
     try:
         person = f"{getpass.getuser()}@{host}"
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # in a container, a user may have no name
         person = host
-    # As a host may list it: else it would not be known again.
+    # Sanitized as in a host's list of jobs; otherwise it would not be recognized in it.
     return sanitize.line(f"{person}:{what}")[:_MOST_CHARS]
 
 
 def new_job() -> str:
-    """Return a name for a job that this process begins: when, and what no other job has."""
+    """Return a new unique name for a job: the time, and random digits."""
     return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4)
 
 
 def notebook_path() -> str:
-    """Return the path of the notebook that this process is the kernel of, "" where it is none or nobody has told.
+    """Return the path of this kernel's notebook; "" if this process is no kernel or the path is unknown.
 
-    A kernel's children inherit its variables: what a notebook begins with `!python` is no part of it, and neither is a
-    notebook that is executed from within it (papermill, nbclient), whose connection file has another kind of name.
+    A kernel's children inherit its variables. So a program started by `!python` must not count as the notebook, and
+    neither must a notebook executed by papermill or nbclient, whose connection file has another kind of name.
     """
     connection_file = _connection_file()
     if not connection_file:
@@ -86,7 +88,7 @@ def notebook_path() -> str:
 
 
 def _connection_file() -> str:
-    """Return the name of this kernel's connection file without its ending, "" in a process that is no kernel."""
+    """Return the name of this kernel's connection file without its extension; "" if this process is no kernel."""
     module = sys.modules.get("ipykernel.kernelapp")
     if module is None or not module.IPKernelApp.initialized():
         return ""
@@ -95,9 +97,9 @@ def _connection_file() -> str:
 
 @functools.cache
 def _script(pid: int) -> str:
-    """Return the name of this process; `pid` is its own: a forked child is another one."""
+    """Return the name of this script's process. `pid` is its own pid, so that a forked child gets another name."""
     script = Path(sys.argv[0] if sys.argv else "")
-    # The first: python -m NAME.
+    # The first form is for `python -m NAME`.
     name = script.parent.name if script.name == "__main__.py" else script.name
     if name in ("", "-c"):
         name = "python"
@@ -105,9 +107,10 @@ def _script(pid: int) -> str:
 
 
 def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
-    """Return the working directory of a run, before it is known which files it gets.
+    """Return the working directory of a run, before its files are known.
 
-    One that the user has named is for all runs of that name; any other is for one person's runs of one notebook or script.
+    A directory that the user names is shared by all runs with that name. Any other belongs to one user's runs of one
+    notebook or script.
     """
     if spec.name is not None:
         return WorkDir(name=spec.name, is_fresh=spec.fresh)
@@ -115,7 +118,7 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
         name, origin = payload.name, str(payload.script or Path.cwd() / payload.name)
     else:
         name, origin = _of_this_process()
-    # A directory's name that needs no quotes anywhere.
+    # A directory name that needs no quoting in any shell.
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:_MOST_NAME_CHARS]
     return WorkDir(
         name=plain or "run",
@@ -125,15 +128,15 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
 
 
 def own_origin() -> str:
-    """Return the name of this notebook, or script, as hosts know the one that a working directory belongs to."""
+    """Return the origin of this process's working directories: user, machine, and path of the notebook or script."""
     _, path = _of_this_process()
     return _of_this_person(path)
 
 
 def _of_this_process() -> tuple[str, str]:
-    """Return the name and the whole path of what runs here."""
+    """Return the short name and the whole path of the notebook or script in this process."""
     path = notebook_path()
-    if path.endswith(".ipynb"):  # a console has a new name each time
+    if path.endswith(".ipynb"):  # a console gets a new name each time
         return Path(path).stem, path
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script:

@@ -1,6 +1,6 @@
-"""Where the notebook of this process runs its cells: registered by the magics, read by `distmagic.run`.
+"""The hosts on which this process's notebook runs its cells: the magics register them, `distmagic.run` reads them.
 
-It stands down here because the magics are loaded long before anything that reaches a host: loading the extension must
+It is a module of its own because the magics load long before any code that contacts hosts: loading the extension must
 stay fast.
 """
 
@@ -17,16 +17,16 @@ _registered: list[ChooseHosts] = []
 
 
 def register(choose: ChooseHosts) -> None:
-    """Have `choose` return the hosts and the way to them; the last one that was registered counts."""
+    """Register `choose`, which returns the hosts and the way to reach them. The last registered function is used."""
     _registered.append(choose)
 
 
 def unregister(choose: ChooseHosts) -> None:
-    """Take it out again."""
+    """Undo `register`."""
     if choose in _registered:
         _registered.remove(choose)
 
 
 def current() -> tuple[tuple[Host, ...], Access] | None:
-    """Return the notebook's hosts and the way to them, None outside of a notebook. Raises `UsageError`."""
+    """Return the notebook's hosts and the way to reach them; None outside of a notebook. Raises `UsageError`."""
     return _registered[-1]() if _registered else None

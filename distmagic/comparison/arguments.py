@@ -1,4 +1,6 @@
-"""The arguments in which runs differ: `fit(lr=0.1)` and `fit(lr=0.2)`, `train.py --lr 0.1` and `train.py --lr 0.2`. Pure."""
+"""The arguments that differ between runs: `fit(lr=0.1)` and `fit(lr=0.2)`, `train.py --lr 0.1` and `train.py --lr 0.2`.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from collections.abc import Sequence
 from distmagic.comparison.summary import RunSummary
 from distmagic.render.text_width import cut_middle, one_line
 
-_MOST = 6  # columns
-_WIDTH = 20  # of a value
+_MOST = 6  # number of columns
+_WIDTH = 20  # characters of a value
 
 
 def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return the arguments whose values differ between runs, in the order of the calls: one value a run, "" for none."""
+    """Return the arguments that differ between runs, in the order of the calls: one text for each run, "" if it has
+    none.
+    """
     found = [arguments_of(run.call) for run in runs]
     names = dict.fromkeys(name for given in found for name in given)
     columns: dict[str, list[str]] = {}
@@ -26,7 +30,7 @@ def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
 
 
 def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:
-    """Return the runs by their numbers, together those that have called the same function, or the same script."""
+    """Return groups of run indices: runs in one group call the same function or the same script."""
     found: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
         call = _call_of(run.call)
@@ -36,7 +40,7 @@ def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:
 
 
 def arguments_of(call: str) -> dict[str, str]:
-    """Return the arguments of a call of Python, or of a command, by name; those without one by their place."""
+    """Return the arguments of a Python call or a command line by name; positional ones by their position."""
     tree = _call_of(call)
     if tree is None:
         _, words = _command(call)
@@ -59,7 +63,7 @@ def _call_of(text: str) -> ast.Call | None:
 
 
 def _command(text: str) -> tuple[str, list[str]]:
-    """Return a script or module, and the words behind it; the whole text and no words for what is neither."""
+    """Return a script or module and the words after it; or the whole text and no words if it is neither."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -71,7 +75,7 @@ def _command(text: str) -> tuple[str, list[str]]:
 
 
 def _words(words: Sequence[str]) -> dict[str, str]:
-    """Return flags with their values, and the other words by their place."""
+    """Return flags with their values, and the other words by their position."""
     found: dict[str, str] = {}
     flag = ""
     place = 0

@@ -1,4 +1,4 @@
-"""Several runs as HTML that needs nothing else: the table, and the curves of each metric over each other."""
+"""Several runs as self-contained HTML: the table, and one chart for each metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _MAX_CURVES = 8
 
 
 def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
-    """Return the table, and a figure for each metric with a line a run; `trainings` are the rows that have theirs alone."""
+    """Return the table, and one chart for each metric with a line for each run. Each group in `trainings` gets its own
+    charts.
+    """
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
     compared = trainings or [range(len(runs))]
@@ -42,7 +44,7 @@ def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
 
 
 def _curves(runs: Mapping[int, RunSummary]) -> str:
-    """Return the curves of some runs, by their rows in the table."""
+    """Return the charts of some runs, keyed by their row in the table."""
     figures = []
     for name in names_of_metrics(list(runs.values())):
         all_of_name = {row: run.metrics.get(name) for row, run in runs.items()}
@@ -50,7 +52,7 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
             row: one for row, one in all_of_name.items() if one and len(one.bins) > 1
         }
         if found:
-            # The curves of one metric, by the rows of their runs. Where only some count steps, only these are drawn.
+            # Curves of one metric, keyed by row. If only some runs count steps, only these are drawn.
             by_step = any(metric.by_step for metric in found.values())
             drawn = {row: one for row, one in found.items() if one.by_step == by_step}
             curve = Curve(

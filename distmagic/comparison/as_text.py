@@ -10,14 +10,14 @@ from distmagic.render import quantities as q
 from distmagic.render.table import NUMBER, Column, text_lines
 from distmagic.render.text_width import cut_middle, plain
 
-MAX_METRICS = 6  # with two columns each
-_TITLE = 20  # columns of a metric's name
+MAX_METRICS = 6  # each takes two columns
+_TITLE = 20  # width of a metric's name
 
 
 def columns(
     runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]
 ) -> list[Column]:
-    """Return the columns of the table; the best values are those among the runs of each training."""
+    """Return the columns of the table. Best values are marked within each group in `trainings`."""
     metrics = names_of_metrics(runs)[:MAX_METRICS]
     return [
         Column(title="run", cells=[run.label for run in runs]),
@@ -34,7 +34,7 @@ def columns(
 
 
 def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
-    """Return the metrics of all runs, in the order in which they were reported."""
+    """Return the names of all metrics, in the order in which they were first reported."""
     names: dict[str, None] = {}
     for run in runs:
         names.update(dict.fromkeys(run.metrics))
@@ -44,7 +44,7 @@ def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
 def _of_metric(
     runs: Sequence[RunSummary], name: str, trainings: Iterable[Sequence[int]]
 ) -> Iterator[Column]:
-    """Yield the last values of one metric, and its best ones where a value can be the best."""
+    """Yield a column with the last values of a metric, and one with its best values if the metric has a best."""
     found = {row: run.metrics[name] for row, run in enumerate(runs) if name in run.metrics}  # fmt: skip
     lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
@@ -65,7 +65,7 @@ def _of_metric(
 
 
 def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
-    """Return the table, a row a run; the best value of each metric has a star, of all runs or of each training."""
+    """Return the table, one row for each run. A star marks the best value of each metric, overall or in each group."""
     if not runs:
         return "no runs"
     lines = text_lines(columns(runs, trainings or [range(len(runs))]))
@@ -73,6 +73,6 @@ def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
 
 
 def note(runs: Sequence[RunSummary]) -> list[str]:
-    """Return what is to be said below the table: of how many metrics it shows some."""
+    """Return the line below the table if it does not show all metrics."""
     count = len(names_of_metrics(runs))
     return [f"{MAX_METRICS} of {count} metrics shown"] if count > MAX_METRICS else []

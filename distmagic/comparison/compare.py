@@ -1,4 +1,4 @@
-"""`distmagic.compare(run1, run2)`, and the list of the runs of a kernel."""
+"""`distmagic.compare(run1, run2)`, and the list of a kernel's runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from distmagic.comparison.summary import RunSummary, summary
 from distmagic.errors import UsageError
 from distmagic.state.model import RunState
 
-_KEPT = 50  # runs of a kernel, the last ones
+_KEPT = 50  # number of remembered runs
 
 
 class Comparison:
-    """Several runs side by side, shown as a table and, in a notebook, with their curves over each other.
+    """Several runs next to each other: a table and, in a notebook, charts with the curves of all runs.
 
-    `runs` has a summary of each, in the order in which they were given. `is_apart`: only runs of the same training are compared, and only their curves lie over each other.
+    `runs` has a summary of each, in the given order. If `is_apart`, only runs of the same function or script are
+    compared and share a chart.
     """
 
     def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
@@ -32,11 +33,11 @@ class Comparison:
 
 
 def compare(*runs: object) -> Comparison:
-    """Put runs side by side: a row a run, the last and the best value of each metric, their curves over each other.
+    """Compare runs: one table row for each, with the last and the best value of each metric, and charts of all curves.
 
-    A run in the background is compared as far as it is. A run's name is its `--name`, or its call. The best value of a
-    metric is the max if the metric is named like an accuracy or a score, otherwise the min. Raises `UsageError` for an
-    object that is not a run.
+    A background run is compared by its values so far. A run's label is its `--name`, or its call. The best value of a
+    metric is the max if its name is like an accuracy or a score, otherwise the min. Raises `UsageError` for an object
+    that is not a run.
     """
     found = []
     for run in runs:
@@ -51,18 +52,18 @@ def compare(*runs: object) -> Comparison:
 
 
 class RunHistory:
-    """The last runs of a kernel, of each what is needed to compare it: it keeps no run alive."""
+    """Summaries of a kernel's last runs, for comparisons. It keeps no run alive."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunSummary] = {}
 
     @property
     def runs(self) -> tuple[RunSummary, ...]:
-        """Those that are over, the oldest first."""
+        """The finished runs, oldest first."""
         return tuple(self._runs.values())
 
     def add(self, state: RunState) -> None:
-        """Note a run that is over."""
+        """Remember a finished run."""
         key = f"{state.job} {state.cell}"
         self._runs.pop(key, None)
         self._runs[key] = summary(state)

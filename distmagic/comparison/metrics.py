@@ -1,4 +1,4 @@
-"""What the ranks of a run have reported, as rows and as curves. Pure."""
+"""The metrics that ranks of a run have reported, as rows and as curves. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Metrics(list[dict[str, float | int | None]]):
     """The rows of `Run.metrics`."""
 
     def frame(self) -> Any:
-        """Return them as a frame of pandas. Raises `UsageError` where that is not installed."""
+        """Return them as a pandas DataFrame. Raises `UsageError` if pandas is not installed."""
         try:
             pandas = importlib.import_module("pandas")
         except ModuleNotFoundError:
@@ -37,7 +37,7 @@ class Metrics(list[dict[str, float | int | None]]):
 
 
 def metrics_of(state: RunState) -> Metrics:
-    """Return the rows of `Run.metrics`. A rank that was restarted counts its seconds from 0 again: those rows come later."""
+    """Return the rows of `Run.metrics`. A restarted rank counts its seconds from 0 again: its later rows come last."""
     rows: dict[tuple[int, float, int, float | None], dict[str, float | int | None]] = {}
     for rank, table in state.series.items():
         for name, series in table.items():
@@ -55,7 +55,7 @@ def metrics_of(state: RunState) -> Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Curves of some metrics of a run. `state` has no other ones."""
+    """Curves of some metrics of a run. `state` contains only these."""
 
     state: RunState
 
@@ -72,7 +72,9 @@ class Plot:
 
 
 def plot_of(state: RunState, names: Sequence[str]) -> Plot:
-    """Return the curves of these metrics, or of all. Raises `UsageError` for one that no rank has reported twice."""
+    """Return the curves of these metrics, or of all. Raises `UsageError` for a metric that no rank has reported at
+    least twice.
+    """
     known = names_of_curves(state)
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What is kept of a run to compare it with others: small, whatever the run's length and its number of ranks."""
+"""The summary of a run for comparisons. It is small, whatever the run's length and number of ranks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from distmagic.state.model import RunState
 from distmagic.state.series import Bin
 
 _MAX_METRICS = 12
-_MAX_RANKS = 64  # whose curves are looked at: those of a thousand take seconds
-_POINTS = 60  # bins of a curve
-_LABEL = 60  # columns
+_MAX_RANKS = 64  # ranks whose curves are used: a thousand would take seconds
+_POINTS = 60  # points of a curve
+_LABEL = 60  # characters of a label
 _CALL = 2000  # characters
-# Parts of a metric's name that say that more is better. Of all others, as a loss, the least value is the best.
+# Parts of a metric's name that mean higher is better. For all other metrics, such as a loss, lower is better.
 _MORE_IS_BETTER = frozenset(
     ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "precision", "psnr", "r2", "recall", "return",
      "reward", "rouge", "score", "ssim", "throughput", "top1", "top5")
 )  # fmt: skip
-# And that no value is the best one: a schedule, or how large something is.
+# Parts of a name that mean no value is best: a schedule, or a magnitude.
 _NO_BEST = frozenset(("epoch", "gnorm", "lr", "norm", "rate", "scale", "step"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSummary:
-    """One metric of one run: the mean of what its ranks reported last, and the best that any of them has reported.
+    """One metric of one run: the mean of the last values of its ranks, and the best value of any rank.
 
-    Of more than 64 ranks the best value and the curve are those of 64. `best` is None where no value was a number.
-    `bins` are the curve, of several ranks their means, x in steps, or in seconds where not `by_step`; `holes` are the
-    first and the last x of values that can't be drawn.
+    With more than 64 ranks, the best value and the curve come from 64 of them. `best` is None if no value was a number.
+    `bins` are the points of the curve, averaged over ranks; x is the step, or seconds if not `by_step`. `holes` are the
+    first and last x of stretches that can't be drawn, such as NaN.
     """
 
     last: float
@@ -43,7 +43,7 @@ class MetricSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
+    """The summary of one run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
 
     job: str
     call: str
@@ -51,11 +51,12 @@ class RunSummary:
     phase: str
     took_s: float
     ranks: int
-    metrics: Mapping[str, MetricSummary]  # by name, as they were reported
+    # By name, in the order in which they were reported.
+    metrics: Mapping[str, MetricSummary]
 
 
 def summary(state: RunState) -> RunSummary:
-    """Return the summary of a run that comparisons keep."""
+    """Return the summary of a run."""
     names: dict[str, None] = {}
     for table in state.series.values():
         names.update(dict.fromkeys(table))
@@ -88,12 +89,12 @@ def summary(state: RunState) -> RunSummary:
 
 
 def more_is_better(name: str) -> bool:
-    """Whether the greatest value of a metric is its best, by its name: `val_acc`, `eval/F1`."""
+    """Whether a metric is better when higher, judged by its name: `val_acc`, `eval/F1`."""
     return not _MORE_IS_BETTER.isdisjoint(_words(name))
 
 
 def has_best(name: str) -> bool:
-    """Whether one value of a metric can be better than another, by its name: of `lr` and `grad_norm` none is."""
+    """Whether values of a metric can be better or worse, judged by its name. `lr` and `grad_norm` have no best value."""
     return _NO_BEST.isdisjoint(_words(name))
 
 

@@ -1,19 +1,19 @@
-"""Opens links to hosts, and keeps them idle between runs; what is asked over a link is in requests/.
+"""Opens links to hosts, and keeps them open between runs. The requests that are sent over a link are in requests/.
 
-A `Link` is a conversation with one `contact` process on a host, over a process that a transport started there. Nothing
-here decides what a run does next, and no module here knows of more than one job. Every wrong byte of a host becomes a
-`ProtocolError`, every end of file a `ConnectionLost`, and each names the host. In this order:
+A `Link` is a conversation with one `contact` process on a host. A transport has started that process. Links take no
+decisions about a run, and each module handles one job at most. Malformed data from a host raises `ProtocolError`, and
+end of file raises `ConnectionLost`; both name the host. Read in this order:
 
     link.py           one link: requests and answers, a job's events, bytes of files
-    opening.py        opens one: starts Python on the host, sends the bundle, takes the facts
-    limits.py         keeps whatever hosts send within the bounds of its fields
-    connections.py    the kernel's open connections, one for each host; the only place that connects
-    idle_links.py     links that no run uses; they renew what hosts keep loaded
+    opening.py        opens a link: starts Python on the host, sends the bundle, receives the facts about the host
+    limits.py         enforces size limits on everything that hosts send
+    connections.py    the kernel's open connections, one for each host; the only module that connects
+    idle_links.py     open links that no run uses; they renew the lease of warm processes
     lease_keeper.py   renews the lease of a job over the links to its hosts
-    parallel.py       the same act on all hosts at the same time, and one error for all
-    warm_hosts.py     what hosts keep loaded for this kernel, from the first link of a run on
-    link_opener.py    hosts with the way to them, and the one way to a link with each
+    parallel.py       does the same on all hosts at once, and joins their errors into one
+    warm_hosts.py     the warm processes on hosts, from the first link of a run on
+    link_opener.py    the hosts of a run and how to reach them; opens a link to each
     first_links.py    the first link to each host of a run, opened in the background
-    certificate.py    a certificate by which hosts of one delivery, or nodes of one job, know each other
+    certificate.py    a shared certificate, by which hosts that send each other files, or nodes of one job, authenticate
     prompts.py        questions to the user, asked by threads and answered on the main thread
 """

@@ -1,16 +1,16 @@
-"""What is wrong with hosts, and between them: the doctor's judgement.
+"""Finds faults of hosts and of the network between them, for `%distributed doctor`.
 
-Everything here is pure: what hosts have answered goes in, findings, a table, text and HTML come out. No host is asked and
-nothing is changed here (session/doctor.py asks, and a cure is a command that the user may paste). In this order:
+All modules are pure: answers of hosts go in, findings, a table, text and HTML come out. session/doctor.py asks the
+hosts. A finding may name a command as its cure, but only the user runs it. Read in this order:
 
-    finding.py    a finding, and a host as it was found
-    of_host.py    what is wrong with one host by itself
-    among.py      in what hosts differ that should be alike
-    gpus.py       what is wrong with GPUs, and with the torch that is to use them
-    reach.py      who can dial whom
-    pairs.py      which hosts are slow together
+    finding.py    a finding, and what was read from a host
+    of_host.py    faults of a single host
+    among.py      differences between hosts that should be equal
+    gpus.py       faults of GPUs, and of the torch that uses them
+    reach.py      which hosts can connect to which
+    pairs.py      pairs of hosts with a slow network
     as_text.py    a report as text
     as_html.py    a report as HTML
-    report.py     all findings, the rows that are worth a look, and both as data
-    profile.py    where the time of running ranks goes, and for whom they wait
+    report.py     all findings, the rows worth showing, and both as plain data
+    profile.py    where running ranks spend their time, and which rank they wait for
 """

@@ -1,8 +1,8 @@
-"""What went wrong, in words: errors of torch, GPUs and the network, and the collective call in which ranks part.
+"""Explains failures in words: errors of torch, GPUs and the network, and the collective call at which ranks diverge.
 
-Everything here is pure: texts and records of one run go in, sentences come out. In this order:
+All modules are pure: texts and records of one run go in, sentences come out. Read in this order:
 
-    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; failures on a GPU, in words
-    network_errors.py   connection errors of gloo, NCCL and torch's store, in words
-    calls.py            the first collective call in which ranks part
+    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; explains failures of GPUs
+    network_errors.py   explains connection errors of gloo, NCCL and torch's store
+    calls.py            finds the first collective call at which ranks diverge
 """

@@ -1,34 +1,35 @@
-"""The same notebook or script on every node of a job: node 0 leads, the others find it, prove themselves and serve it.
+"""Runs the same notebook or script on every node of a job: node 0 leads, and the other nodes find it and authenticate.
 
-The way of it, on each node:
+What happens on each node:
 
-    variables           --detect-->              JobNode: the system, this node, all nodes, where node 0 is
-    DISTMAGIC_SECRET    --proof-->               one certificate and key, the same on all nodes of the job; or one that
-                                                 follows from a file in a shared home
+    variables           --detect-->              JobNode: the system, this node, all nodes, the address of node 0
+    DISTMAGIC_SECRET    --proof-->               one certificate and key, the same on all nodes of the job; without the
+                                                 variable, derived from a file in a shared home
     node 0              --arrivals, meeting-->   listens; waits for the others; a Transport to each
-    the others          --following-->           dial node 0; start what it asks for; wait for the outcome
+    the other nodes     --following-->           connect to node 0; start what it asks for; wait for the outcome
 
-Only node 0 listens, at the first free one of eight ports that follow from the job's name; all others connect. Proof is
-TLS 1.3 in which both ends show the certificate that follows from the secret and the job (scrypt, then Ed25519), or from
-what node 0 has written to the home. Whoever lacks it is neither obeyed nor answered, on either side, and nodes of another
-job count as such. Without either of them a cell ends with an error. Every connection goes in one direction and begins with
-a line that says what it is for; a process has two, stdin and stdout.
+Only node 0 listens. It takes the first free one of eight ports, which are derived from the job's name; all other nodes
+connect. Both ends authenticate by TLS 1.3 with the same certificate. It is derived (scrypt, then Ed25519) from the
+secret and the job, or from a file that node 0 writes to a shared home. A peer without it gets no answer, and so does a
+node of another job. If a node has neither a secret nor a shared home, the cell ends with an error. Every connection
+sends data in one direction, and its first line names its purpose. A process has two connections, stdin and stdout.
 
-A follower is to node 0 what an SSH host is: it starts contacts, and they start the node's agent. The launcher runs
-unchanged, over one more transport (transports/dialled). At each cell a follower says which cell it is at, and a digest
-of it. Node 0 begins when all have come with the same digest, and tells each how it ended and which ranks were its own.
+Node 0 treats a follower like an SSH host: the follower starts contacts, which start the node's agent. The launcher runs
+unchanged over one more transport (transports/dialled). At each cell a follower sends the cell's number and a digest of
+its text. Node 0 starts the run when all nodes have sent the same digest. At the end it sends each node the outcome and
+the numbers of its ranks.
 
-Promised: no node waits for ever. One that doesn't come is named after 20 times `--connect-timeout`; one whose process
-ends, or whose connections break, has left. Not promised: that a cell runs where nodes disagree
-which cell is next. Nothing here knows of torch, and nothing is started without a proof. In this order:
+Promised: no node waits forever. An error names a node that has not arrived after 20 times `--connect-timeout`. A node
+whose process ends, or whose connections break, counts as gone. Not promised: a cell does not run if nodes disagree
+which cell is next. No module uses torch, and no process starts before the peer has authenticated. Read in this order:
 
-    job_node.py     what a node knows of its job; reading variables                pure
-    torch_variables.py   RANK, WORLD_SIZE, PET_* of somebody else                  pure
-    detect.py       which system it is: SkyPilot before the Slurm below it         pure
-    addresses.py    where node 0 is dialled
-    shared_home.py  a secret in a file of the home
-    proof.py        a secret that all nodes have, or a shared home
-    arrivals.py     who dials node 0; the head has all messages
-    meeting.py      node 0: waits, starts processes, tells the outcome
-    following.py    any other node
+    job_node.py     this node's place in its job; reads variables                  pure
+    torch_variables.py   RANK, WORLD_SIZE, PET_* set by another launcher           pure
+    detect.py       detects the system; SkyPilot takes precedence over its Slurm   pure
+    addresses.py    the address of node 0
+    shared_home.py  a secret in a file in the home directory
+    proof.py        makes the certificate from the secret or from the shared home
+    arrivals.py     accepts connections to node 0; its first comment lists all messages
+    meeting.py      node 0: waits for nodes, starts processes, sends the outcome
+    following.py    every other node
 """

@@ -1,7 +1,7 @@
-"""What is left of a run, for the user to look at. Nothing here starts, follows or ends a job; a host is asked for files only.
+"""What a user keeps of a run. Nothing in this package starts, follows or ends a job; it only reads files from hosts.
 
-run.py        Run: what a cell's variable gets
-results.py    what its ranks returned, by rank
-detached.py   what stands in the variable where there is no run: Detached
-shown.py      the same as a cell's value
+run.py        Run: the value of a cell's variable
+results.py    the return values of its ranks
+detached.py   Detached: the value of the variable when the job runs on without the notebook
+shown.py      shows these as a cell's value
 """

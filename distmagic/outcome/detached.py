@@ -1,4 +1,4 @@
-"""What a variable has in place of a run: a job that goes on alone."""
+"""The value of a run's variable when the job runs on detached from the notebook."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from distmagic.outcome.shown import cell_number, display_page, leave_out
 
 
 class Detached:
-    """A job that needs no notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it.
+    """A job that runs without the notebook. `attach()` follows it to its end and returns its `Run`; `stop()` ends it.
 
-    `job` is its name, and `hosts` are the names of its hosts. `attach()` raises the error of the run if it fails. Both
-    raise a `HostError` for a host that can't be reached.
+    `job` is its name, and `hosts` are the names of its hosts. `attach()` raises the run's error if it fails. Both raise
+    a `HostError` for a host that can't be reached.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Detached:
         self._left_in = cell_number()
 
     def _ipython_display_(self) -> None:
-        """Show the job, but not in the cell that has left it: its view has these words."""
+        """Show the job, except in the cell that started it, whose view shows the same."""
         if self._left_in is not None and self._left_in == cell_number():
             leave_out(f"<job {self.job}>")
         else:
@@ -50,5 +50,5 @@ class Detached:
             f"job {self.job} runs on {', '.join(self.hosts)} without this notebook: "
             f"%distributed attach {self.job} follows it, %distributed stop {self.job} ends it"
         )
-        # A job that was found on hosts has the names that these told.
+        # A job found on hosts has the host names that these reported.
         return sanitize.lines(text)

@@ -1,4 +1,4 @@
-"""What the ranks returned, fetched from their hosts when it is looked at."""
+"""The return values of the ranks, fetched from their hosts on first access."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import clipped
 from distmagic.state.model import RunState
 
-_MAX_SHOWN_BYTES = 500  # of a value among the results
+_MAX_SHOWN_BYTES = 500  # size limit of a value in the repr
 
 
 class Files:
-    """Files of a job on its hosts, each fetched over a link of its own."""
+    """The files of a job on its hosts, each fetched over its own link."""
 
     def __init__(self, job: str, open_link: Callable[[int], Link]) -> None:
         self._job, self._open_link = job, open_link
@@ -34,7 +34,7 @@ class Files:
         write: Callable[[bytes], object],
         limit_bytes: int,
     ) -> int:
-        """Hand a file of a node to `write`, over a new connection where one breaks in the middle; return its size."""
+        """Pass a node's file to `write` in pieces; return its size. A new connection continues after a broken one."""
         done = before = 0
 
         def take(data: bytes) -> None:
@@ -63,10 +63,10 @@ class Files:
 
 
 class Results(Mapping[int, Any]):
-    """Return values by rank. One is unpickled when it is looked at for the first time, large ones fetched then.
+    """Return values by rank. Each is unpickled at its first access; large ones are fetched then.
 
-    Unpickling runs code that the hosts chose: look at results only of hosts that you trust with your notebook.
-    A rank without one raises `NoResult`, which is a `KeyError` too. `clear()` lets go of what was looked at.
+    Unpickling runs code that the hosts chose: access results only from hosts that you trust with your notebook. A rank
+    without a result raises `NoResult`, which is also a `KeyError`. `clear()` frees the accessed values.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Results(Mapping[int, Any]):
 
     @property
     def last_rank(self) -> int:
-        """The highest rank of the run, whether it returned or not; -1 where none began."""
+        """The highest rank of the run, whether it returned or not; -1 if none started."""
         return max(self._state.workers, default=-1)
 
     def clear(self) -> None:
-        """Let go of the values that were looked at; the next look at one unpickles it again."""
+        """Free the accessed values; the next access unpickles them again."""
         self._loaded.clear()
 
     def __contains__(self, rank: object) -> bool:
-        """Whether a rank left a result; none is fetched for that."""
+        """Whether a rank left a result. Fetches nothing."""
         return rank in set(self)
 
     def __iter__(self) -> Iterator[int]:
@@ -106,7 +106,9 @@ class Results(Mapping[int, Any]):
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
-        """Return all as a dict shows them; of a large one that has yet to be fetched its size, and no value at length."""
+        """Return all results like a dict. Large results that were not fetched are shown by their size, long values
+        shortened.
+        """
         shown = []
         for rank in self:
             value = f"<{self._size(rank):,} bytes, not looked at yet>"
@@ -149,7 +151,7 @@ class Results(Mapping[int, Any]):
             return None
         if rank in self._small:
             return parcel.load_bytes(self._small[rank], f"the result of rank {rank}")
-        # Where TMPDIR is on NFS, a mapped file leaves a `.nfs...` behind, and its folder can't be removed yet.
+        # If TMPDIR is on NFS, a mapped file leaves a `.nfs...` file, and its folder can't be removed yet.
         with tempfile.TemporaryDirectory(
             prefix="distmagic-result-", ignore_cleanup_errors=True
         ) as folder:
@@ -157,7 +159,7 @@ class Results(Mapping[int, Any]):
             try:
                 with path.open("wb") as file:
                     self._download(rank, file)
-            except PreflightError as gone:  # somebody removed it on its host
+            except PreflightError as gone:  # the file was removed on its host
                 raise NoResult(gone.message, gone.hint) from gone
             except OSError as error:
                 raise NoResult(
@@ -165,7 +167,7 @@ class Results(Mapping[int, Any]):
                     f"{error.strerror or error}.",
                     "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
                 ) from error
-            # Mapped: the file's name may go, its bytes stay until nobody looks at them.
+            # Mapped: the file can be deleted, and its bytes remain until they are unused.
             return parcel.load(path)
 
     def _download(self, rank: int, file: io.BufferedWriter) -> None:
@@ -187,7 +189,9 @@ class Results(Mapping[int, Any]):
 
 
 def unseen_rank(state: RunState, rank: int) -> NoResult | None:
-    """Return the error for a rank whose host was lost before it was seen here, while an elastic job went well without it."""
+    """Return the error for a rank of an elastic job whose host was lost before the notebook received anything of the
+    rank.
+    """
     if not state.is_elastic or not 0 <= rank < state.world_size:
         return None
     at_work = state.at_work

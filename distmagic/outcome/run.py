@@ -1,4 +1,4 @@
-"""A run that is over: return values, logs, files, metrics, the last state."""
+"""A finished run: return values, logs, files, metrics, the last state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from distmagic.tracking.writers import TensorBoard
 
 
 class Returned:
-    """A sequence of what the ranks of a run returned, in their order, as far as they did: `run[0]`, `run[-1]`."""
+    """The return values of a run's ranks as a sequence, in rank order, without ranks that returned none: `run[0]`,
+    `run[-1]`.
+    """
 
     @property
     def results(self) -> Results:
@@ -48,16 +50,16 @@ class Returned:
         return len(self.results)
 
     def __bool__(self) -> bool:
-        return True  # also where no rank has returned anything
+        return True  # even if no rank has returned a value
 
 
 class Run(Returned):
-    """A run that is over.
+    """A finished run.
 
-    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it holds the return values
-    of all ranks that have one, in their order; `results` has them by rank. `logs(rank)` is the output of a rank,
-    `metrics` all reported values, `plot("loss")` a curve of one, and `state` the state at the end. As a cell's value it
-    shows the table and the curves again.
+    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it holds the return
+    values of all ranks that have one, in rank order; `results` maps ranks to values. `logs(rank)` is the output of a
+    rank, `metrics` has all reported values, `plot("loss")` draws one, and `state` is the state at the end. As a cell's
+    value it shows the table and the curves again.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Run(Returned):
         self._files = Files(state.job, open_link)
         self._open_link = open_link
         self._shown_in = cell_number() if shown else None
-        self.unfetched: tuple[str, ...] = ()  # what --fetch named and did not bring
-        # Nothing in here may refer to the run itself: a circle lives on after `del run` until a garbage collection.
+        self.unfetched: tuple[str, ...] = ()  # paths from --fetch that were not fetched
+        # No attribute may refer to the run itself: a reference cycle would outlive `del run` until the next garbage
+        # collection.
         self._results = Results(state, small_results, self._files.fetch)
 
     @property
@@ -83,32 +86,35 @@ class Run(Returned):
 
     @property
     def job(self) -> str:
-        """The job's name, which its directories on the hosts carry."""
+        """The job's name, which is part of its directories on the hosts."""
         return self.state.job
 
     @property
     def metrics(self) -> Metrics:
-        """All reported values: one row a report, with rank, at_s (seconds since the rank's start), step and the values.
+        """All reported values: one row for each report, with rank, at_s (seconds since the rank's start), step and the
+        values.
 
-        Rows are in the order of time; those after a restart come after those before it, although at_s starts again.
+        Rows are in the order of time. After a restart at_s starts at 0 again, and the rows follow those before it.
 
-        A rank sends at most 20 rows in a tenth of a second; with more than 200 ranks in a longer time. The rank's host
-        keeps every row. `run.metrics.frame()` is a frame of pandas. A metric named rank or at_s gets an underscore at
+        A rank sends at most 20 rows in 0.1 s; with more than 200 ranks the interval is longer. The rank's host keeps
+        every row. `run.metrics.frame()` returns a pandas DataFrame. A metric named rank or at_s gets an underscore at
         its end.
         """
         return metrics_of(self.state)
 
     def plot(self, *names: str) -> Plot:
-        """Return the curves of these metrics, or of all, as a cell's value shows them.
+        """Return the curves of these metrics, or of all, as a figure that a cell can show.
 
-        Raises `UsageError` for a metric that no rank has reported twice.
+        Raises `UsageError` for a metric that no rank has reported at least twice.
         """
         return plot_of(self.state, names)
 
     def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the metrics as event files of TensorBoard, a folder `rank0`, `rank1`... for each rank; return `folder`.
+        """Write the metrics as event files of TensorBoard, one folder `rank0`, `rank1`... for each rank; return
+        `folder`.
 
-        The call's arguments are in its HPARAMS. Raises `UsageError` where tensorboard is not installed on the notebook machine.
+        The call's arguments are in its HPARAMS. Raises `UsageError` if tensorboard is not installed on the notebook
+        machine.
         """
         check_tracker("run.to_tensorboard", "tensorboard")
         path = Path(folder)
@@ -120,12 +126,13 @@ class Run(Returned):
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return the whole output of a rank, fetched from its host; rank -1 is torchrun itself, one node after another.
+        """Return the whole output of a rank, fetched from its host. Rank -1 means torchrun itself, one node after
+        another.
 
-        `stream` is "stdout" or "stderr"; None gives both, one after the other. With `by_time` their lines are in the order
-        in which the host has read them, to about a tenth of a second. In an elastic job the output comes from the rank's
+        `stream` is "stdout" or "stderr"; None returns both, one after the other. With `by_time` their lines are in the
+        order in which the host read them, accurate to about 0.1 s. In an elastic job the output comes from the rank's
         last node; torchrun's comes from all nodes that were not lost. `%distributed logs` asks all hosts that are up.
-        Control characters are removed, except for line breaks, carriage returns, tabs and colours. Raises `UsageError` for
+        Control characters are removed, except line breaks, carriage returns, tabs and colours. Raises `UsageError` for
         a rank that is unknown or has not started.
         """
         streams = [stream] if stream else ["stdout", "stderr"]
@@ -153,8 +160,9 @@ class Run(Returned):
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
         """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
 
-        `*` in `pattern` stays in one folder, `**` goes through all. A path is as the host names it, line breaks and all:
-        show it by `repr`. Raises `UsageError` for an unknown rank, and `PreflightError` for more than 10,000 files.
+        In `pattern`, `*` matches within one folder and `**` matches any depth. A path is exactly as on the host and may
+        contain line breaks: print its `repr`. Raises `UsageError` for an unknown rank, and `PreflightError` for more
+        than 10,000 files.
         """
         return self._work_dir(self._node_of(rank)).find(pattern)
 
@@ -166,14 +174,14 @@ class Run(Returned):
         *,
         ranks: str | None = None,
     ) -> list[Path]:
-        """Copy files of a rank's working directory to the folder `to`; return where they are.
+        """Copy files of a rank's working directory to the folder `to`; return the paths of the copies.
 
-        With `ranks="all"` those of all hosts, each to a folder of `to` that is named as the host.
+        With `ranks="all"` it copies from all hosts, each into a subfolder of `to` with the host's name.
 
-        `run.fetch("checkpoints/*.pt")`: each file keeps its path below the working directory; the path of a folder means
-        all files in it. A copy that breaks
-        off continues where it stopped, also in the next call. Raises `UsageError` if no file fits, and `NoResult` if one
-        can't be written on this machine, or changes all the time. With `ranks="all"` the other hosts' files come before.
+        In `run.fetch("checkpoints/*.pt")` each file keeps its path below the working directory. The path of a folder
+        means all files in it. An interrupted copy continues at the next call. Raises `UsageError` if no file matches.
+        Raises `NoResult` if a file can't be written on this machine or keeps changing; with `ranks="all"` the other
+        hosts' files are copied first.
         """
         if ranks is None:
             return self._work_dir(self._node_of(rank)).fetch(pattern, Path(to))
@@ -199,7 +207,7 @@ class Run(Returned):
                 errors.append(error)
         if errors and len(folders) == 1:
             raise errors[0]
-        # A host whose ranks write no such file is no failure.
+        # It is no failure if a host's ranks write no such file.
         failed = [error for error in errors if not isinstance(error, UsageError)]
         if failed or not paths:
             words = map(str, failed or errors)
@@ -237,8 +245,8 @@ class Run(Returned):
         return render.html(self.state)
 
     def _ipython_display_(self) -> None:
-        """Show the summary, but not a second time right after the run itself has shown it."""
-        # Only in the very cell that ran it: where the run has a name, it is shown by that name in a later cell.
+        """Show the summary, unless the run was just shown in the same cell."""
+        # Only in the cell that ran it: a later cell shows the run again.
         if self._shown_in is not None and self._shown_in == cell_number():
             self._shown_in = None
             leave_out(f"<run {self.job}: {self.state.phase}>")
@@ -253,7 +261,7 @@ def left(
     open_link: Callable[[int], Link],
     error: RunError | None,
 ) -> Run:
-    """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
+    """Return a finished run as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
     run = Run(state, small_results, open_link, shown=error is None)
     if error is None:
         return run
@@ -261,11 +269,11 @@ def left(
     try:
         raise error
     finally:
-        del error  # its traceback holds this frame: the two would keep each other, and the run, alive
+        del error  # the error's traceback refers to this frame: a reference cycle would keep both, and the run, alive
 
 
 def _is_to_begin(state: RunState, rank: int) -> bool:
-    """Whether a run that goes on may still start this rank. Before there is a plan any number may be one of its ranks."""
+    """Whether a running job may still start this rank. Before the plan is made, any number may be a rank."""
     if state.is_over or rank < 0:
         return False
     return state.world_size == 0 or rank < state.world_size

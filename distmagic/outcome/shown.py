@@ -1,4 +1,4 @@
-"""Shows what is left of a run as the value of a cell, but not twice in the cell that has its live view."""
+"""Shows a run or its rest as the value of a cell, but not in the cell that already shows its live view."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def cell_number() -> int | None:
 
 
 def display_page(page: Mapping[str, str]) -> None:
-    """Show a page by its types: text/plain, text/html."""
+    """Show a page, given by media type: text/plain, text/html."""
     from IPython.display import display
 
     display(dict(page), raw=True)
 
 
 def leave_out(short: str) -> None:
-    """Show nothing of a value that its cell has shown already; in a terminal, which has printed Out[3]:, a few words."""
+    """Show nothing for a value that its cell has already shown; in a terminal, after Out[3]:, show `short`."""
     from IPython import get_ipython
 
     if getattr(get_ipython(), "kernel", None) is None:

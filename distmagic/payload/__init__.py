@@ -1,18 +1,18 @@
-"""Turns a call into files that travel to the hosts.
+"""Turns a call into files that are sent to the hosts.
 
-The files are content-addressed: equal calls give equal files, and a host that has a file is not sent it again. Here
-files are written on this machine only; sending them is runner/delivery.py's work. Read the modules in this order:
+Files are content-addressed: equal calls give equal files, and a file that is on a host already is not sent again. This
+package only writes files on the notebook machine; runner/delivery.py sends them. Read the modules in this order:
 
     blobs.py           content-addressed files on this machine
-    bundle.py          the half of distmagic that runs on hosts, as one zip
+    bundle.py          the part of distmagic that runs on hosts, as one zip
     local_modules.py   finds the user's own modules, which hosts don't have
-    on_ranks.py        what the text of a program shows before its ranks run it
-    refused.py         what must not travel although it could be pickled
-    pack.py            the call, its code and its large values become a `Payload`
-    program.py         so does a script with its arguments
-    ignored.py         what .gitignore and .distmagicignore keep here
-    folder.py          which files of a folder travel
-    tree.py            files become blobs, and a list of them
-    work_files.py      all files that a run brings: a folder, and local modules
+    on_ranks.py        faults of a program that are visible in its text before it runs
+    refused.py         values that must not be sent although they can be pickled
+    pack.py            turns a call, its code and its large values into a `Payload`
+    program.py         the same for a script with its arguments
+    ignored.py         rules of .gitignore and .distmagicignore: files that are not sent
+    folder.py          chooses the files of a folder that are sent
+    tree.py            turns files into blobs, and a list of them
+    work_files.py      all files that a run sends: a folder, and local modules
     sizes.py           sizes in words
 """

@@ -1,12 +1,12 @@
-"""Makes the plan of a run: from the facts of the hosts, what each of them starts.
+"""Makes the plan of a run: what each host starts, from facts about the hosts.
 
-Everything here is pure: the facts of hosts come in, a plan or an error goes out. Nothing here speaks to a host. Read the
-modules in this order:
+All modules are pure: facts about the hosts go in, a plan or an error comes out. No host is contacted. Read the modules
+in this order:
 
-    preflight.py        what stands in the way of a job, before anything is started
-    devices.py          devices that other jobs have, and what is said of it
+    preflight.py        checks the hosts before anything is started
+    devices.py          the devices that other jobs use, and the messages about them
     torchrun.py         torchrun's flags, and how torchrun numbers ranks
     plan.py             the plan: what every host starts
     start_messages.py   the plan as messages to the agents
-    jobs.py             the jobs of all hosts, as their listings tell them
+    jobs.py             merges the lists of jobs that hosts send
 """

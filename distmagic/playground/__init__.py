@@ -1,9 +1,9 @@
 """Throw-away SSH hosts on this machine, for learning and for tests.
 
-Real SSH, real processes, one home for each host; all of it ends with the kernel. No real host is touched here, and no
-other package imports this one but notebook/. The server is asyncssh's, though transports use paramiko: one process
-serves all hosts, with the pipes of a command joined to its channel, which paramiko leaves to its user. In this order:
+They have real SSH, real processes and one home each, and end with the kernel. The playground touches no real host, and
+only notebook/ imports it. Its server uses asyncssh, although transports use paramiko: one process serves all hosts, and
+asyncssh connects a command's pipes to its channel. Read in this order:
 
-    playground.py  starts and ends the server's process; writes the OpenSSH configuration that leads to the hosts
-    server.py      that process: an asyncssh server for each host, and the commands on it
+    playground.py  starts and ends the server's process; writes an OpenSSH configuration for the hosts
+    server.py      the server's process: an asyncssh server for each host, and the commands on it
 """

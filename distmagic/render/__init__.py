@@ -1,27 +1,27 @@
 """Writes a run as text and as HTML.
 
-Everything here is pure: a `RunState` goes in, a string comes out. Nothing here knows of notebooks, widgets or terminals
-(screens/ does), and no text of a host reaches a page or a terminal unescaped.
+All modules are pure: a `RunState` goes in, a string comes out. screens/ writes the strings to notebooks, widgets and
+terminals. Texts from hosts are always escaped.
 
     RunState  --overview-->  Overview  --as_text-->  text
                                        --as_html-->  HTML
 
 Read the modules in this order:
 
-    overview.py     what to say of a run, in which order: the one model of text and HTML
-    notes.py        what to know that is no failure
-    row_choice.py   which ranks want to be seen
+    overview.py     what to show of a run, and in which order: the common model of text and HTML
+    notes.py        notices that are no failures
+    row_choice.py   the ranks that are most worth showing
     rows.py         the table: a row a rank, or a row a host
-    table.py        columns that text and HTML share
+    table.py        the layout of columns that text and HTML share
     as_text.py      text: the final table, a terminal's status lines, milestones for a log
-    as_html.py      HTML: head and table; style.css is all of the looks
+    as_html.py      HTML: head and table; style.css has all styles
     curves.py       metrics as SVG curves
-    chart_data.py   the same in numbers, for a page that draws them itself
-    output.py       the last lines of output, which of torchrun's are left out, and the pictures that ranks show
-    stacks.py       where the ranks of a run are that hangs
+    chart_data.py   the same as numbers, for a page that draws them itself
+    output.py       the last lines of output, without torchrun's noise, and the pictures that ranks show
+    stacks.py       where the ranks of a hanging run are
     quantities.py   numbers, sizes and times in words
-    text_width.py   makes text of hosts harmless, and cuts it to a width
-    screen.py       the interface of the package `screens`, which puts all this where a user looks
+    text_width.py   escapes text from hosts, and cuts it to a width
+    screen.py       `Screen`, the interface that the package `screens` implements
 """
 
 from __future__ import annotations

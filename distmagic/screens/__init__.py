@@ -1,24 +1,24 @@
-"""Puts a run where a user looks: a notebook, a terminal, or a log.
+"""Shows a run to the user: in a notebook, a terminal, or a log.
 
     RunState  --render-->  text, HTML  --screen-->  what is seen
 
-Only these modules write to notebook or terminal while a run goes on. All of it happens on the thread that calls, which
-is that of the run's loop, but for the words before a run; nothing here asks a host, or decides anything about the run.
-Time is the run's own (`RunState.at_s`). The interface, `Screen`, stands in render/screen.py. In this order:
+During a run, only these modules write to the notebook or the terminal. They run on the caller's thread, which is the
+thread of the run's loop, except for messages before a run. They contact no host and decide nothing about the run. Times
+are seconds of the run (`RunState.at_s`). The interface, `Screen`, is in render/screen.py. Read in this order:
 
-    choose.py    which screen fits
-    announcing.py   what goes on before there is a run
-    steady.py    a screen that fails does not end the run
-    changed.py   each state with a change: the variable that has the run, the words of a terminal
-    notebook.py  one output of a cell: text and HTML that need no kernel, and in a page the live view in its place
-    cell_runs.py the runs of one cell, one after the other: a table of those that are over, and one view
-    board.py     the live view: what a page is sent, and how often
-    kept_lines.py   the lines of output that a page may ask for
-    page_requests.py   what a page asks while the cell runs
-    reloaded_pages.py  a page that is reloaded during a run gets its view back
-    widget.py    carries the view into a page; the only module that knows anywidget
-    page/        the page's side: plain ES modules, view.js first; and the looks of what can be clicked
-    terminal.py  output of the ranks as it comes, and a status below it
+    choose.py    chooses the screen
+    announcing.py   shows what happens before a run has started
+    steady.py    keeps a run alive if its screen fails
+    changed.py   changes each state before it is shown: adds the name of the run's variable, or wording for a terminal
+    notebook.py  one output of a cell: text and HTML that need no kernel; an open page shows the live view instead
+    cell_runs.py several runs of one cell: a table of the finished ones, and one live view
+    board.py     the live view: what is sent to a page, and how often
+    kept_lines.py   lines of output that a page may request
+    page_requests.py   handles requests of a page while the cell runs
+    reloaded_pages.py  restores the view in a page that is reloaded during a run
+    widget.py    the widget in a page; the only module that uses anywidget
+    page/        JavaScript of the page: plain ES modules, view.js first; and styles of buttons
+    terminal.py  output of the ranks as it arrives, and a status below it
     log.py       plain lines only
-    lines.py     what terminal and log have in common: new lines of output, and writing
+    lines.py     code that terminal and log share: new lines of output, and writing
 """

@@ -1,20 +1,19 @@
-"""Keeps one kernel's connections, and gives the commands of a user their hosts and jobs.
+"""Keeps the connections of one kernel, and carries out the user's commands on hosts and jobs.
 
-A `Session` lives as long as its process. It begins runs and follows
-jobs (runner/ does the work), and asks hosts about jobs of any kernel. Nothing here decides
-about a run or waits for its events. In this order:
+A `Session` lives as long as its process. It starts runs and follows jobs (runner/ does the work), and asks hosts about
+jobs of any kernel. It takes no decisions about a run and does not wait for its events. Read in this order:
 
-    session.py        reach hosts, launch a job, attach to one, take down what is kept warm
-    ending.py         the end of a run: what is left, its error, or the job that goes on alone
-    allocations.py    hosts that systems give: asked for once, used by every cell that asks for the same
-    inside.py         this process as one node of a job in which all nodes run the same cell or script
-    place.py          where one cell runs; waits for nodes that are still pending, in the background too
-    dry_run.py        what a run would start
-    programs.py       a script, or a module, on hosts
-    background.py     the runs that go on while the notebook does other things
-    exporting.py      a cell, or a script, as a folder that starts the same job on a cluster
-    local_hints.py    what this machine knows of a file or a module that a rank lacked
-    housekeeping.py   what hosts are asked apart from a run: jobs, logs, stacks, clean, status
-    spreading.py      files of this machine to all hosts, from host to host
-    packages.py       the packages that an environment on hosts is to have
+    session.py        connects to hosts, launches a job, attaches to one, ends warm processes
+    ending.py         the end of a run: its outcome, its error, or the job that runs on detached
+    allocations.py    hosts from schedulers: requested once, used by every cell with the same request
+    inside.py         this process as one node of a job whose nodes all run the same cell or script
+    place.py          the hosts of one cell; waits for pending nodes, also in the background
+    dry_run.py        shows what a run would start
+    programs.py       runs a script, or a module, on hosts
+    background.py     runs in the background, while the notebook does other things
+    exporting.py      exports a cell, or a script, as a folder that starts the same job on a cluster
+    local_hints.py    hints for a file or a module that a rank lacked and this machine has
+    housekeeping.py   requests to hosts outside of a run: jobs, logs, stacks, clean, status
+    spreading.py      copies files of this machine to all hosts, from host to host
+    packages.py       the packages that an environment on hosts needs
 """

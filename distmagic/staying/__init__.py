@@ -1,32 +1,34 @@
-"""Ranks that stay: torchrun starts them once, and each cell runs in the `__main__` that they keep.
+"""Ranks that stay alive between cells: torchrun starts them once, and each cell runs in the `__main__` of every rank.
 
-    the cell's text  --following.prepared-->   CellParcel: the cell, and names of the notebook that it uses
-    a first cell     --ranks.start-->          a run in the background whose ranks wait: its loop goes on between cells
-    CellParcel       --Ranks.run_cell-->       RunCell, over the links that the loop has; the agent hands it on
-    events           --control.Control-->      what the loop hears, on the thread of the cell
+    the cell's text  --following.prepared-->   CellParcel: the cell, and the names of the notebook that it uses
+    a first cell     --ranks.start-->          a background run whose ranks wait for cells
+    CellParcel       --Ranks.run_cell-->       RunCell, sent over the links of the run's loop; the agent forwards it
+    events           --control.Control-->      the events that the loop received, on the thread of the cell
     events           --cell_state.take-->      CellState: the RunState of this cell alone
     RunState         --render, verdict-->      the cell's view, its `Run`, its error
 
-A session is a job as any other: lease, losses of hosts, jobs, stop and attach are those of a run. Its loop never ends
-between two cells, on a thread of its own. So the loss of a rank is known at once, and a cell costs one message each way.
+A session here is one background job with its ranks. It has the lease, the loss of hosts, `jobs`, `stop` and `attach` of
+any job. Its loop runs on its own thread and never ends between two cells. So the loss of a rank is noticed at once, and
+a cell costs one message in each direction.
 
-A cell's state is folded from the same events, from its first on, by the same `fold`. For that `CellEnded` becomes the
-`Ended` in it; when every rank of the cell has ended it, its nodes are gone to this state alone. Where the session ends,
-its own events end the cell's state, and say why.
+The same `fold` makes a cell's state from the session's events, starting with the cell's first one. For that,
+`CellEnded` is replaced by the `Ended` in it. When every rank has ended the cell, its nodes count as gone in this state
+only. If the session ends, its own events end the cell's state and give the reason.
 
-What follows the notebook: a name that a cell uses, that no cell on the ranks has given a value to, and that the
-notebook has. A function goes without its globals, which are names of their own. What has not changed is not sent again.
+A name of the notebook is sent with a cell if the cell uses it and no cell on the ranks has assigned it. A function is
+sent without its globals, which are sent as separate names. Unchanged values are not sent again.
 
-An exception ends the cell on its rank. A second later the others are interrupted. An interrupt of the user stops all ranks
-of the cell after the same step, the second one where they are, and the third one ends the session.
+An exception ends the cell on its rank. The other ranks are interrupted one second later. The user's first interrupt
+stops all ranks of the cell after the same step, the second one stops them where they are, and the third one ends the
+session.
 
-Never here: no cell runs in the notebook. Read in this order:
+No cell runs in the notebook. Read in this order:
 
-    following.py    which names follow, and the cell as a parcel; sends nothing
+    following.py    packs a cell with the names that it needs; sends nothing
     modules.py      the user's modules as they are on disk, and which of them ranks lack
     cell_state.py   the state of one cell, pure
     stopping.py     the stages of an interrupt, pure
-    out_of_step.py  whether process groups are of use for the next cell, pure
-    control.py      what the session's loop asks of hosts for its cells, and what it hears
+    out_of_step.py  whether the next cell can still use the process groups, pure
+    control.py      passes requests and events between a cell and the session's loop
     ranks.py        `Ranks`: one session, for users and for the magics
 """

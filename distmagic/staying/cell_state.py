@@ -1,4 +1,4 @@
-"""The state of one cell of ranks that stay: events of their session in, the `RunState` of that cell out. Pure."""
+"""The state of one cell on ranks that stay: the session's events go in, the cell's `RunState` comes out. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import ALIVE
 
 PEERS_S = (
-    1.0  # that the other ranks have to end a cell by themselves when one has failed
+    1.0  # time for the other ranks to end a cell by themselves after one has failed
 )
 
 
-# How far the user's interrupt is: ranks are to report their steps, have been asked, are to stop at one, are to be
-# interrupted where they are, have been, are to be ended.
+# The stages of the user's interrupt: "ask" ranks for their steps, "asked", "stopping" at a common step, "go there"
+# (interrupt them where they are), "where they are" (interrupted), "end" the ranks.
 Stage = Literal["", "ask", "asked", "stopping", "go there", "where they are", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellState:
-    """What is known of a cell: `run` is its state as of a run, `ends` how its ranks ended it.
+    """The state of a cell: `run` is its state in the form of a run's, `ends` has the message with which each rank ended
+    it.
 
-    `began_s` is when it began, in seconds of the session. `asked` are the ranks that were interrupted.
-    `stage` of the user's interrupt has begun at `stage_s`; `counts` are the steps of ranks, `stop` is the one they got.
+    `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks. `stage` is the stage of
+    the user's interrupt, which began at `stage_s`. `counts` are the steps of ranks, and `stop` is the step at which
+    they were asked to stop.
     """
 
     run: RunState
@@ -42,13 +44,15 @@ class CellState:
 
     @property
     def at_work(self) -> tuple[int, ...]:
-        """The ranks that are at the cell."""
+        """The ranks that still run the cell."""
         workers = self.run.workers.items()
         return tuple(rank for rank, worker in workers if worker.phase in ALIVE)
 
     @property
     def ends_ranks(self) -> bool:
-        """Whether the ranks have ended, or are about to: by the last interrupt, or before they could end the cell."""
+        """Whether the ranks themselves have ended or are about to: by the last interrupt, or before they finished the
+        cell.
+        """
         if self.stage == "end":
             return True
         return self.run.is_over and self.ends.keys() != self.run.workers.keys()
@@ -57,7 +61,7 @@ class CellState:
 def begin_cell(
     session: RunState, cell: int, ranks: Iterable[int], began_unix_s: float
 ) -> CellState:
-    """Return the state of a cell of these ranks that begins now."""
+    """Return the initial state of a cell on these ranks."""
     fresh = begin(session.job, [node.host for node in session.nodes], session.terms)
     nodes = []
     for node in session.nodes:
@@ -82,7 +86,7 @@ def begin_cell(
 
 
 def take(state: CellState, events: Iterable[Event]) -> CellState:
-    """Return the state after events of the session."""
+    """Return the state after some events of the session."""
     ends = dict(state.ends)
     counts = dict(state.counts)
     own = []
@@ -99,7 +103,7 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
             if what.cell != state.run.cell:
                 continue
             ends[rank] = what
-            # A group that no call was made in is no news: the next cell may make one.
+            # An unused process group is not worth a notice: the next cell may create one.
             what = replace(what.ended, group_use="")
         at_s = max(0.0, event.at_s - state.began_s)
         own.append(replace(event, at_s=at_s, what=what))
@@ -110,7 +114,7 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
 
 
 def _last_events(run: RunState) -> Iterable[Event]:
-    """Yield what ends the nodes of a cell's state, while they go on with the next one."""
+    """Yield events that end the nodes in a cell's state, although the nodes run on for the next cell."""
     last = (protocol.EngineEnded(code=0), protocol.Final(reason="done"), Gone())
     for node in range(len(run.nodes)):
         for what in last:
@@ -118,7 +122,7 @@ def _last_events(run: RunState) -> Iterable[Event]:
 
 
 def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
-    """Return the ranks that still wait a while after another one has failed, and were not interrupted yet."""
+    """Return the ranks that still run a while after another one has failed, and were not interrupted yet."""
     run = state.run
     if run.first_failure is None or run.at_s - run.first_failure_at_s < PEERS_S:
         return ()
@@ -128,7 +132,7 @@ def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
 def interrupted(
     state: CellState, ranks: Iterable[int], *, by_user: bool, notice: str = ""
 ) -> CellState:
-    """Return the state when these ranks are being interrupted: by the user, or because another one has failed."""
+    """Return the state after an interrupt of these ranks: by the user, or because another rank has failed."""
     run = state.run
     events: list[Event] = []
     if not run.stopping:
@@ -141,7 +145,7 @@ def interrupted(
 
 
 def shown(ends: Mapping[int, protocol.CellEnded]) -> list[str]:
-    """Return what ranks show of their last expression, those with the same in one line: `ranks 0-7: 0.69`."""
+    """Return the values of the ranks' last expressions as lines; equal ones share a line: `ranks 0-7: 0.69`."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(ends):
         if ends[rank].shown:

@@ -1,4 +1,4 @@
-"""Cells of ranks that stay, beside the loop of their session: what it is to send to hosts, and what it hears of them."""
+"""Passes requests and events between a cell on ranks that stay and the loop of their session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from distmagic.state.events import Event
 
 
 class Control:
-    """One session's. `hear` and `sends` are called on the thread of its loop, all else on that of a cell."""
+    """The connection of one session. Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything
+    else.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,14 +24,15 @@ class Control:
         self._others: list[protocol.HandedOn] = []
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
-        self.pythons: frozenset[tuple[int, ...]] = frozenset()  # the hosts' versions
+        # Python versions of the hosts.
+        self.pythons: frozenset[tuple[int, ...]] = frozenset()
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Take part in a loop, which `wake` wakes."""
+        """Register `wake`, which wakes the session's loop."""
         self._wake = wake
 
     def begin(self, cell: protocol.RunCell) -> None:
-        """Have a cell run, and events be heard from now on."""
+        """Start a cell, and collect events from now on."""
         with self._lock:
             self._cell = cell
             self._sent_over = {}
@@ -38,18 +41,18 @@ class Control:
         self._wake()
 
     def ask(self, request: protocol.HandedOn) -> None:
-        """Have ranks be asked about their cell, or interrupted at it."""
+        """Send ranks a request about their cell, such as an interrupt."""
         with self._lock:
             self._others.append(request)
         self._wake()
 
     def end(self) -> None:
-        """Let no cell run any more."""
+        """Mark the end of the cell."""
         with self._lock:
             self._cell = None
 
     def heard(self, timeout_s: float) -> list[Event]:
-        """Return the events since the last call, after waiting for one at most `timeout_s`."""
+        """Return the events since the last call, after waiting at most `timeout_s` for one."""
         found: list[Event] = []
         try:
             found += self._heard.get(timeout=timeout_s)
@@ -59,13 +62,15 @@ class Control:
             return found
 
     def hear(self, events: Sequence[Event]) -> None:
-        """Hand events on to the cell that runs."""
+        """Pass events to the running cell."""
         with self._lock:
             if self._cell is not None:
                 self._heard.put(events)
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
-        """Return what is to be sent now: the cell over each new link, as ranks take it once; interrupts once."""
+        """Return the messages to send now: the cell once over each new link (ranks ignore repeats), and each interrupt
+        once.
+        """
         self.pythons |= {link.python for link in links.values()}
         with self._lock:
             found = []

@@ -1,4 +1,4 @@
-"""Which names of the notebook follow a cell to ranks that stay, and the cell with them as a parcel. Sends nothing."""
+"""Chooses the names of the notebook that a cell on ranks that stay needs, and packs both. Sends nothing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from distmagic.remote.values.pickling import Seen
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.request.cell import CellPlan, names_wanted
 
-MOST_BYTES = 1 << 20  # of one value
-_SHOWN = (int, float, bool, type(None))  # whose values are no secrets
+MOST_BYTES = 1 << 20  # size limit of one value
+# Types whose values may be shown, because they hold no secrets.
+_SHOWN = (int, float, bool, type(None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellParcel:
-    """A cell, packed. `digests` are those of all names that it uses here, `notice` says which of them are sent.
+    """A packed cell. `digests` has all names of the notebook that it uses; `notice` lists those that are sent.
 
-    `modules` are the names of those that the cell and these values import.
+    `modules` are the names of the modules that the cell and these values import.
     """
 
     parcel: LocalBlob
@@ -47,10 +48,10 @@ def prepared(
     labels: Mapping[str, str],
     pythons: Iterable[tuple[int, ...]] = (),
 ) -> CellParcel:
-    """Pack a cell with those names of the `notebook` that it uses, and that are not `theirs`.
+    """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
 
-    `there` are the digests of values that the ranks have from here, `pythons` the hosts' versions. Raises `PayloadError` for a value that can't be
-    sent, and `PayloadTooLarge` for one above 1 MiB.
+    `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
+    Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB.
     """
     own = {name: value for name, value in notebook.items() if name not in set(theirs)}
     digests = {}
@@ -85,13 +86,15 @@ def prepared(
 
 
 def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
-    """Return how to write code for hosts where one has another Python, None where this one's byte code runs on all."""
+    """Return the source form for code if a host has another Python version; None if all can run this version's byte
+    code.
+    """
     others = {version[:2] for version in pythons} - {sys.version_info[:2]}
     return SourceForm(min(others)) if others else None
 
 
 def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
-    """Return the names of the notebook that a cell uses, and that functions and classes among them use, in turn."""
+    """Return the names of the notebook that a cell uses, including those that its functions and classes use in turn."""
     found: dict[str, None] = {}
     waiting = list(names_wanted(plan))
     while waiting:
@@ -103,7 +106,7 @@ def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
 
 
 def _names_in(value: object) -> Iterator[str]:
-    """Yield the global names that the code of a function or a class of the notebook mentions."""
+    """Yield the global names in the code of a function or class that the notebook defined."""
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, types.FunctionType):
         if function.__module__ == "__main__":
@@ -123,7 +126,7 @@ def _names_of_code(code: types.CodeType) -> Iterator[str]:
 
 
 def alone(value: object) -> object:
-    """Return a twin of a function of the notebook without its globals, which follow by their own names."""
+    """Return a copy of a notebook function without its globals, which are sent separately by name."""
     if type(value) is not types.FunctionType or value.__module__ != "__main__":
         return value
     twin = types.FunctionType(
@@ -140,7 +143,7 @@ def alone(value: object) -> object:
 
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
-    """Return the digest of a value as it would be sent, and what it refers to."""
+    """Return the digest of a value as it would be sent, and the objects it refers to."""
     seen = Seen()
     with tempfile.NamedTemporaryFile(dir=blobs.folder(), prefix=".value-") as file:
         try:

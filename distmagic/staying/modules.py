@@ -1,4 +1,4 @@
-"""The user's modules that cells on ranks that stay need, as they are on disk, and which of them the ranks lack."""
+"""The user's modules that cells on ranks that stay import: their current text on disk, and which of them ranks lack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distmagic.remote.values.call import ModuleText
 
 
 def texts_of(modules: Iterable[LocalModule]) -> list[ModuleText]:
-    """Return local modules as they are on disk now."""
+    """Return the current text of local modules."""
     found = []
     for module in modules:
         roots = [module.root, *(place.parent for place in module.places)]
@@ -26,14 +26,16 @@ def texts_of(modules: Iterable[LocalModule]) -> list[ModuleText]:
 
 
 def digest(module: ModuleText) -> str:
-    """Return what is equal for equal files alone."""
+    """Return a digest of a module's text."""
     return hashlib.sha256(repr(sorted(module.files.items())).encode()).hexdigest()
 
 
 def stale(
     modules: Sequence[ModuleText], there: Mapping[str, str]
 ) -> tuple[ModuleText, ...]:
-    """Return the modules that ranks do not have as they are now, and those that import them. `there` are digests."""
+    """Return the modules that are missing or outdated on the ranks, and the modules that import them. `there` are
+    digests.
+    """
     found = {module.name for module in modules if there.get(module.name) != digest(module)}  # fmt: skip
     known = set[str]()
     while found != known:

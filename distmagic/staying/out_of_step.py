@@ -1,4 +1,4 @@
-"""Whether the process groups of ranks that stay are of use for the next cell, by what each rank reports of its own. Pure."""
+"""Whether the next cell can use the process groups of ranks that stay, by what each rank reports about them. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from distmagic.remote.wire.clipping import ranges
 
 
 def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
-    """Return why the groups are made anew before the next cell, and what holds the old ones; "" where all are in step.
+    """Return why the process groups are made again before the next cell, and which variables hold the old ones; "" if
+    they are fine.
 
-    `ends` has of each rank of the session how its last cell ended.
+    `ends` has for each rank of the session the message with which its last cell ended.
     """
     why = _why(ends)
     if not why:

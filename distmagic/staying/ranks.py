@@ -1,4 +1,4 @@
-"""`Ranks`: ranks that stay, as one notebook has them. It starts them, runs cells on them, and ends them."""
+"""`Ranks`: starts ranks that stay alive between cells, runs cells on them, and ends them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
 from distmagic.staying.following import form_for, prepared
 
-_INLINE_BYTES = 60_000  # of a cell that goes along with its request; a longer one goes before it, as a file
+_INLINE_BYTES = 60_000  # size limit of a cell that is sent inside its request; a longer one is sent before, as a file
 _BEAT_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellRequest:
-    """A cell for ranks that stay. `notebook` are the notebook's own names, `ranks` () means all."""
+    """A cell to run on ranks that stay. `notebook` has the notebook's names; `ranks` () means all."""
 
     plan: CellPlan
     notebook: Mapping[str, object]
@@ -57,18 +57,18 @@ class CellRequest:
 
 
 class _OfSession(NoScreen):
-    """The screen of a session's own loop, which is seen by the cells alone."""
+    """The screen of a session's own loop. It shows nothing: only cells are shown."""
 
     def __init__(self, *, can_type: bool) -> None:
         self._can_type = can_type
 
     def can_type(self) -> bool:
-        """Whether the user could type where the first cell is shown."""
+        """Whether the user could type input where the first cell is shown."""
         return self._can_type
 
 
 class Ranks:
-    """Ranks that stay: `state` is all that is known of their session, `history` the texts of their cells."""
+    """Ranks that stay alive between cells. `state` is their session's state, `history` the texts of their cells."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Ranks:
         self.history: list[str] = []
         self._session, self._run, self._control = session, run, control
         self._cells = 0
-        self._modules = dict(modules_there)  # digests, by name
+        self._modules = dict(modules_there)  # digests by module name
         self._theirs: dict[int, frozenset[str]] = {}
         self._sent: dict[int, dict[str, str]] = {}
         self._last_ends: dict[int, protocol.CellEnded] = {}
@@ -92,12 +92,12 @@ class Ranks:
 
     @property
     def state(self) -> RunState:
-        """All that is known of the session now."""
+        """The current state of the session."""
         return self._run.state
 
     @property
     def job(self) -> str:
-        """The name of the job that the session is."""
+        """The name of the session's job."""
         return self._run.job
 
     @property
@@ -107,11 +107,11 @@ class Ranks:
 
     @property
     def theirs(self) -> frozenset[str]:
-        """The names that cells have given values to, on any rank."""
+        """The names that cells have assigned, on any rank."""
         return frozenset().union(*self._theirs.values())
 
     def raise_end(self) -> None:
-        """Raise why the session is over."""
+        """Raise the error with which the session ended."""
         try:
             self._run.wait()
         except RunError as error:
@@ -119,7 +119,7 @@ class Ranks:
         raise RunError("The ranks have ended.", self._lost)
 
     def _with_lost(self, error: RunError) -> RunError:
-        """Return an error that says what is lost, once however often it is raised."""
+        """Add the lost names to an error's hint, only once, and return it."""
         if self._lost not in error.hint:
             error.hint = f"{error.hint}\n{self._lost}".strip()
         return error
@@ -136,7 +136,7 @@ class Ranks:
         return self._run.logs(rank, stream, by_time=by_time)
 
     def end(self) -> None:
-        """End every rank on every host; returns when that is so."""
+        """End every rank on every host, and wait until they have ended."""
         self._run.stop()
 
     def __repr__(self) -> str:
@@ -147,24 +147,26 @@ class Ranks:
     # ---- values
 
     def __getitem__(self, which: str | int) -> Any:
-        """Return the values of a name on all ranks, in their order; of a number, that rank: `ranks[2]["loss"]`."""
+        """`ranks["loss"]` returns a name's values on all ranks, in rank order; `ranks[2]` gives access to one rank."""
         if isinstance(which, str):
             return self.values(which, self._targets(()))
         return OneRank(self, self._targets((which,)))
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Give a name a value on all ranks."""
+        """Assign a name on all ranks."""
         self.set_value(name, value, self._targets(()))
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names that cells have given values to, on any rank."""
+        """Iterate over the names that cells have assigned, on any rank."""
         return iter(sorted(self.theirs))
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
     def values(self, name: str, ranks: tuple[int, ...]) -> list[Any]:
-        """Return what ranks have under a name. Raises what a cell with this name alone would raise, and `NoResult`."""
+        """Return the values of a name on some ranks. Raises the error of a cell that consists of the name, or
+        `NoResult`.
+        """
         shown = f"{self.name}[{name!r}]"
         cell = Cell(_name(name), shown, texts={shown: name}, keeps=True)
         run = self._run_quietly(cell, ranks)
@@ -175,13 +177,13 @@ class Ranks:
         return [run.results[rank] for rank in ranks]
 
     def set_value(self, name: str, value: object, ranks: tuple[int, ...]) -> None:
-        """Give a name a value on ranks. Raises `PayloadError` for one that can't be sent."""
+        """Assign a name on some ranks. Raises `PayloadError` for a value that can't be sent."""
         shown = f"{self.name}[{name!r}] = ..."
         named = {_name(name): value}
         self._run_quietly(Cell("", shown, names=named, is_given=True), ranks)
 
     def _run_quietly(self, cell: Cell, ranks: tuple[int, ...]) -> Run:
-        """Run what is no cell of the user's, and show nothing of it. An interrupt ends it on the ranks, too."""
+        """Run an internal cell without showing it. An interrupt also ends it on the ranks."""
         source = form_for(self._control.pythons)
         try:
             packed = dumped(cell, Seen(), None, source, in_one=True)
@@ -199,7 +201,7 @@ class Ranks:
     # ---- one cell
 
     def run_cell(self, request: CellRequest, screen: Screen) -> Run:
-        """Run a cell on its ranks, and show it. Raises how it failed, and why the session has ended."""
+        """Run a cell on its ranks, and show it. Raises the cell's error, or the error that ended the session."""
         with interrupts.noted() as noted:
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
@@ -217,7 +219,7 @@ class Ranks:
         return self._left(cell)
 
     def _bring(self, names: Iterable[str], noted: interrupts.Interrupts) -> str:
-        """Bring local modules that have changed to all ranks, and have them loaded again; return what to say of it."""
+        """Send changed local modules to all ranks and reload them there; return a notice about it."""
         found = modules.texts_of(local_modules.found({*names, *self._modules}))
         stale = modules.stale(found, self._modules)
         if not stale:
@@ -240,7 +242,7 @@ class Ranks:
         self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
         variable: str = "", notices: Sequence[str] = (), *, is_cell: bool = False,
     ) -> CellState:  # fmt: skip
-        """Run a cell to its end. What is no cell of the user's leaves process groups as they are."""
+        """Run a cell to its end. Only a user's cell (`is_cell`) may make ranks create their process groups again."""
         if self.done:
             self.raise_end()
         is_of_all = len(ranks) == len(self.state.workers)
@@ -267,7 +269,9 @@ class Ranks:
         return cell
 
     def _with_last_notices(self, cell: CellState) -> CellState:
-        """Return a cell that is over, with where it has stopped, and whether groups are to be made anew."""
+        """Return a finished cell with notices: the step after which it stopped, and whether process groups will be made
+        again.
+        """
         self._last_ends.update(cell.ends)
         stale = out_of_step.notice(self._last_ends)
         self._is_out_of_step = bool(stale)
@@ -276,7 +280,7 @@ class Ranks:
         return replace(cell, run=run)
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:
-        """Return when all ranks are there; show meanwhile how far they are."""
+        """Wait until all ranks are running, and show the progress of their start."""
         while not (
             self.state.phase == "running"
             and len(self.state.workers) == self.state.world_size > 0
@@ -303,7 +307,7 @@ class Ranks:
         return tuple(wanted or there)
 
     def _there(self, ranks: Sequence[int]) -> Mapping[str, str]:
-        """Return the digests of what all these ranks have from the notebook."""
+        """Return the digests of the notebook's values that all these ranks have."""
         first, *others = (self._sent.get(rank, {}) for rank in ranks)
         return {
             name: digest
@@ -314,7 +318,7 @@ class Ranks:
     def _message(
         self, local: LocalBlob, ranks: tuple[int, ...], *, anew: bool
     ) -> protocol.RunCell:
-        """Return the request for a cell. A long one is brought to the hosts before."""
+        """Return the request for a cell; a long cell is sent to the hosts first. `anew`: make process groups again."""
         self._cells += 1
         if local.blob.size_bytes <= _INLINE_BYTES:
             data = base64.b64encode(local.path.read_bytes()).decode()
@@ -326,7 +330,7 @@ class Ranks:
                 link = self._run.open_link(node)
                 links.append(opened.enter_context(closing(link)))
             addresses = [self.state.nodes[node].address for node in nodes]
-            # What is large leaves here once, and goes on from host to host.
+            # Large data is sent from this machine once, and then from host to host.
             Delivery(links, addresses, (local,), lambda *_: None, lambda *_: None).run()
             for link in links:
                 link.finish()
@@ -336,7 +340,7 @@ class Ranks:
     def _follow(
         self, cell: CellState, screen: Screen, noted: interrupts.Interrupts | None
     ) -> CellState:
-        """Follow a cell to its end. Where interrupts are not `noted`, one is raised here."""
+        """Follow a cell to its end. If `noted` is None, an interrupt raises KeyboardInterrupt."""
         next_shown_s = 0.0
         while not cell.run.is_over:
             events = self._control.heard(_BEAT_S)
@@ -359,7 +363,7 @@ class Ranks:
         return cell
 
     def _left(self, cell: CellState, *, is_cell: bool = True) -> Run:
-        """Return what is left of a cell. Raises the error that its end means, which carries the `Run`."""
+        """Return a finished cell as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
         state = cell.run
         if is_cell:
             self._session.history.add(state)
@@ -369,11 +373,11 @@ class Ranks:
                 values[rank] = base64.b64decode(end.value)
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows
-        # In no variable: this frame would hold it, and its traceback this frame.
+        # Not in a variable: this frame and the error's traceback would refer to each other.
         return left(state, values, self._run.open_link, self._error(cell))
 
     def _error(self, cell: CellState) -> RunError | None:
-        """Return the error that the end of a cell means, None for none."""
+        """Return the error of a finished cell; None if it succeeded."""
         error = error_of(cell.run, was_interrupted=False)
         return self._with_lost(error) if error is not None and self.done else error
 
@@ -386,16 +390,16 @@ class OneRank:
     ranks: tuple[int, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """Return what the rank has under a name."""
+        """Return the value of a name on the rank."""
         return self.all.values(name, self.ranks)[0]
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Give a name a value on this rank."""
+        """Assign a name on this rank."""
         self.all.set_value(name, value, self.ranks)
 
 
 def _requests(screen: Screen, noted: interrupts.Interrupts | None) -> list[UserRequest]:
-    """Return what the user asks for: on the screen, and by interrupts."""
+    """Return the user's requests: from buttons on the screen, and by interrupts."""
     asked: list[UserRequest] = []
     if noted is not None:
         noted.ask(lambda _: asked.extend(screen.requests()))
@@ -419,7 +423,7 @@ def start(
     *,
     can_type: bool,
 ) -> Ranks:
-    """Begin to start ranks that stay at this place; their first cell is `plan`, whose modules come along."""
+    """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
     control = Control()
     screen = _OfSession(can_type=can_type)
     name = request.stay or ""
@@ -431,7 +435,7 @@ def start(
 
 
 def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
-    """Return what ranks need to stay: the local modules that the first cell imports, and no call."""
+    """Return the payload of the session: the local modules that the first cell imports, and no call."""
     found = local_modules.found(local_modules.imports_of_text(plan.text))
     shown = on_ranks.look([(name, plan.text, None), *on_ranks.of_modules(found)])
     return Payload(

@@ -1,10 +1,11 @@
-"""The stages of an interrupt of a cell: after the same step on all its ranks, where they are, the end. Pure.
+"""The stages of the user's interrupts of a cell: stop after a common step, stop at once, end the ranks. Pure.
 
     the user interrupts   --next_stage-->  CellState in its next stage
-    CellState             --due-->         CellState, and what ranks are asked now
+    CellState             --due-->         CellState, and the requests to send to ranks now
 
-An interrupt that comes to all ranks at one moment finds some in one step and some in the next, and most models under
-DistributedDataParallel are lost by that. So all first report their steps, and are given one that none has passed.
+If all ranks were interrupted at one moment, some would be in one step and some in the next. That would leave most
+models under DistributedDataParallel unusable. So all ranks first report their steps, and then stop at a step that none
+has passed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from distmagic.remote.wire import protocol
 from distmagic.staying.cell_state import CellState, interrupted, peers_to_interrupt
 
-_PATIENCE_S = 3.0  # that ranks have to come to a step
+_PATIENCE_S = 3.0  # time for ranks to reach a step
 _MOST_PATIENCE_S = 60.0
 _AT_A_STEP = (
     "The ranks stop after the same step. A second interrupt stops them where they are."
@@ -24,7 +25,7 @@ _WHERE_THEY_ARE = "The ranks are interrupted where they are. The next interrupt 
 
 
 def next_stage(state: CellState) -> CellState:
-    """Return the state when the user interrupts: in its next stage."""
+    """Return the state after another interrupt by the user: in its next stage."""
     if not state.stage:
         asked = interrupted(state, state.asked, by_user=True)
         return replace(asked, stage="ask", stage_s=state.run.at_s, counts={})
@@ -34,7 +35,9 @@ def next_stage(state: CellState) -> CellState:
 
 
 def due(state: CellState) -> tuple[CellState, tuple[protocol.HandedOn, ...]]:
-    """Return the state when what is due now has been asked, and what that is, of the user's interrupt and of failures."""
+    """Return the state after the due requests were sent, and these requests: for the user's interrupt, and after
+    failures.
+    """
     state, asked = _of_the_user(state)
     found: tuple[protocol.HandedOn, ...] = () if asked is None else (asked,)
     if peers := peers_to_interrupt(state):
@@ -84,9 +87,10 @@ def _where_they_are(state: CellState) -> tuple[CellState, protocol.HandedOn]:
 def step_of_all(
     counts: Mapping[int, protocol.StepCount],
 ) -> tuple[str, int] | None:
-    """Return "step" or else "iteration", and the one that no rank has passed; None where they are at neither.
+    """Return "step" or "iteration", and the next number that no rank has passed; None if ranks count neither.
 
-    A rank that has been asked passes no more than one after its count. Steps count while ranks still make them.
+    A rank that was asked passes at most one step after its count. Optimizer steps count as long as ranks still make
+    them.
     """
     stepping = [one for one in counts.values() if one.steps]
     iterates = all(one.iterations for one in counts.values())
@@ -101,7 +105,7 @@ def step_of_all(
 
 
 def stopped_after(state: CellState) -> str:
-    """Return after which step all ranks have stopped, "" where they have not."""
+    """Return a sentence with the step after which all ranks stopped; "" if they did not stop that way."""
     if state.stage != "stopping" or state.stop is None or not state.run.is_over:
         return ""
     if any(end.ended.outcome != "signalled" for end in state.ends.values()):

@@ -1,8 +1,8 @@
-"""One function with all combinations of some arguments: runs side by side, each on devices of its own, the others in a queue.
+"""A parameter sweep: runs with all combinations of some arguments, side by side, the rest in a queue.
 
-the arguments           --combinations-->  one call for each run     (pure)
-hosts, and their GPUs   --slots-->         Slot: where one run goes at a time     (pure)
-both                    --Sweep-->         runs in the background, and one table of them
+the arguments           --combinations-->  one call for each run                     (pure)
+hosts, and their GPUs   --slots-->         Slot: a place for one run at a time       (pure)
+both                    --Sweep-->         background runs, and one table of them
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ _SHOW_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where one run goes at a time: a host with the ranks of the run, and its devices, () where it has no GPU."""
+    """A place for one run at a time: a host with the number of ranks of a run, and its devices, () without GPUs."""
 
     host: Host
     devices: tuple[str, ...] = ()
 
 
 def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the arguments of each run: all combinations of the values, the last name's fastest. Raises `UsageError`."""
+    """Return the arguments of each run: all combinations of the values; the last name varies fastest. Raises
+    `UsageError`.
+    """
     values = []
     for name, given in grid.items():
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -65,10 +67,10 @@ def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...
 def slots(
     hosts: Sequence[Host], gpus: Sequence[int], ranks: int, devices: Sequence[str] = ()
 ) -> tuple[Slot, ...]:
-    """Return where runs of so many `ranks` have room at the same time. `gpus` are how many each host has.
+    """Return the places for runs with `ranks` ranks each. `gpus` has the number of GPUs of each host.
 
-    A host gives what is written behind its name (`gpu-a:4`), else a device for each GPU, else one rank; of `devices` alone
-    where some are named. Raises `UsageError`.
+    A host's capacity is the number after its name (`gpu-a:4`), else its number of GPUs, else one run. If `devices` are
+    given, only these are used. Raises `UsageError`.
     """
     found = []
     for host, count in zip(hosts, gpus, strict=True):
@@ -91,10 +93,10 @@ def slots(
 
 
 class Sweep:
-    """The runs of a sweep, which go on in the background. As a cell's value it is a table, a row a run.
+    """The runs of a sweep, which continue in the background. As a cell's value it is a table with one row for each run.
 
-    `runs` are those that have begun, by name, `failed` the errors of those that failed. `wait()` waits for all, `stop()`
-    ends them. `rerun()` puts what failed into the queue again, `rerun("NAME")` any run that is over.
+    `runs` are the started runs by name, `failed` the errors of failed ones. `wait()` waits for all, `stop()` ends them.
+    `rerun()` queues the failed runs again, `rerun("NAME")` any finished run.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Sweep:
         free: Sequence[Slot],
         start: Callable[[str, Slot], BackgroundRun],
     ) -> None:
-        """Begin it. `titles` are the calls by the runs' names; `start` begins one."""
+        """Start the sweep. `titles` maps the runs' names to their calls; `start` starts one run."""
         self.runs: dict[str, BackgroundRun] = {}
         self.failed: dict[str, BaseException] = {}
         self._titles = titles
@@ -119,9 +121,9 @@ class Sweep:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin as many runs as there is room for. Its caller holds the lock."""
+        """Start as many runs as have room. The caller holds the lock."""
         for name in tuple(self._queue):
-            # What is rerun goes on where its files are.
+            # A rerun goes to the host that has its files.
             before = self._hosts.get(name)
             fits = [one for one in self._free if before in (None, one.host.name)]
             if not fits:
@@ -151,20 +153,21 @@ class Sweep:
 
     @property
     def done(self) -> bool:
-        """Whether all runs are over."""
+        """Whether all runs have ended."""
         return not self._queue and len(self._free) == self._slots
 
     def wait(self, timeout_s: float | None = None) -> Sweep:
-        """Wait for the end of all runs, and return this. Raises `TimeoutError`; an interrupt ends the waiting alone."""
+        """Wait for the end of all runs, and return self. Raises `TimeoutError`. An interrupt only ends the wait."""
         with self._has_changed:
             if not self._has_changed.wait_for(lambda: self.done, timeout_s):
                 raise TimeoutError(f"the sweep still goes on after {timeout_s:g} s")
         for display_id in self._display_ids:
-            self._display(display_id, update=True)  # the cell ends with it
+            # The end of the cell makes this output final.
+            self._display(display_id, update=True)
         return self
 
     def stop(self) -> None:
-        """End all runs, and begin no other."""
+        """End all runs, and start no other."""
         with self._has_changed:
             self._queue.clear()
             running = [run for run in self.runs.values() if not run.done]
@@ -174,7 +177,7 @@ class Sweep:
         self.wait()
 
     def rerun(self, *names: str) -> None:
-        """Put runs that are over into the queue again; without a name all that failed. Raises `UsageError`."""
+        """Queue finished runs again; without a name, all failed ones. Raises `UsageError`."""
         with self._has_changed:
             for name in names or tuple(self.failed):
                 run = self.runs.get(name)
@@ -194,7 +197,7 @@ class Sweep:
 
     @property
     def table(self) -> Comparison:
-        """The runs so far, with the arguments in which they differ as columns."""
+        """A table of the runs so far, with the arguments that differ as columns."""
         return Comparison([self._row(name) for name in self._titles])
 
     def _row(self, name: str) -> RunSummary:
@@ -221,7 +224,7 @@ class Sweep:
         return self.table._repr_html_()
 
     def show(self) -> None:
-        """In a notebook, show the table in the output of this cell, and renew it while runs go on."""
+        """In a notebook, show the table in the output of this cell, and update it during the runs."""
         if _is_notebook():
             self._shown_in = cell_number()
             self._display_ids.append(f"distmagic-{secrets.token_hex(8)}")
@@ -244,9 +247,9 @@ class Sweep:
         display(page, raw=True, display_id=display_id, update=update)
 
     def _ipython_display_(self) -> None:
-        """Show the table, but not a second time in the cell that shows it."""
+        """Show the table, unless this cell already shows it."""
         if not _is_notebook():
-            raise NotImplementedError  # IPython takes the text then
+            raise NotImplementedError  # IPython then uses the text
         if self._shown_in is None or self._shown_in != cell_number():
             self.show()
 
@@ -264,9 +267,9 @@ def begin_sweep(
     spec: JobSpec,
     payloads: Mapping[str, Payload],
 ) -> Sweep:
-    """Begin a run for each of the payloads, by name, where there is room for it. Raises what reaching hosts raises.
+    """Start a run for each payload, keyed by run name, as room allows. Raises the errors of connecting to hosts.
 
-    Each run has its name, and with it a working directory of its own on the hosts.
+    Each run has its name, and thus its own working directory on the hosts.
     """
     ranks = spec.nproc_per_node or 1
     if not isinstance(ranks, int) or spec.detach or spec.nnodes not in (None, (1, 1)):
@@ -291,7 +294,7 @@ def begin_sweep(
 
     titles = {name: payload.title for name, payload in payloads.items()}
     sweep = Sweep(titles, free, start)
-    # Those in the queue are not in use by any run yet.
+    # Queued runs do not use them yet.
     files = [blob for payload in payloads.values() for blob in payload.blobs]
 
     def keep() -> None:

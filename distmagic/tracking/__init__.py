@@ -1,10 +1,10 @@
-"""Passes what ranks report on to an experiment tracker: TensorBoard, Weights & Biases or MLflow.
+"""Sends metrics that ranks report to an experiment tracker: TensorBoard, Weights & Biases or MLflow.
 
-    RunState  --points.Unsent-->  TrackedPoint, ...  --writers-->  the tracker's own package, on the notebook's machine
+    RunState  --points.Unsent-->  TrackedPoint, ...  --writers-->  the tracker's own package, on the notebook machine
 
-Hosts need none of these packages. In this order:
+Hosts do not need these packages. Read in this order:
 
-    points.py    which points of a run have come since the last look, pure
+    points.py    the points of a run that were not sent yet, pure
     writers.py   one writer for each tracker; the only module that imports their packages
-    screen.py    the screen of a run, with a tracker beside it
+    screen.py    a run's screen that also sends metrics to a tracker
 """

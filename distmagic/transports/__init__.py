@@ -1,20 +1,20 @@
-"""The seam between the launcher and a host: start one process there and hold its pipes. Nothing else.
+"""The interface between the launcher and a host: a transport starts one process on the host and holds its pipes.
 
-A transport knows nothing of torch, jobs or ranks, and never tries again by itself. `tests/transports/contract.py` is
-the contract, run over every implementation. Read the modules in this order:
+A transport does not use torch, jobs or ranks, and never retries by itself. `tests/transports/contract.py` has the tests
+that every implementation must pass. Read the modules in this order:
 
-    asking.py        asks the user: passwords, passphrases
-    troubles.py      what goes wrong on the way to a host, in words
-    quoting.py       one command line for any log-in shell
-    piped.py         a process on this machine behind pipes
-    local.py         transport: this machine, no SSH
+    asking.py        asks the user for passwords and passphrases
+    troubles.py      explains errors of connecting to a host
+    quoting.py       quotes a command line for any log-in shell
+    piped.py         a process on this machine with pipes
+    local.py         transport: this machine, without SSH
     ssh/             transport: paramiko, one connection a host and a channel a process
     ssh_command.py   transport: the system's `ssh` program, for configurations that paramiko can't do
-    ssh_words.py     what that program says when it fails, understood
+    ssh_words.py     parses error messages of that program
     channel.py       a TLS connection in one direction
-    dialled.py       transport: nodes that have dialled this one, two such connections a process
-    time_limits.py   what happens when a time is up, from one thread for all of them
-    program_text.py  a small program as an argument, for where nothing of ours is yet
+    dialled.py       transport: nodes that have connected to this one, two such connections a process
+    time_limits.py   timers, all on one thread
+    program_text.py  a small program as a command-line argument, for hosts that have no bundle yet
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 
 
 class Process(Protocol):
-    """A process on a host. Methods block; `close` from another thread ends a blocked one."""
+    """A process on a host. Methods block; `close` from another thread makes a blocked one return."""
 
     @property
     def is_closed(self) -> bool:
@@ -33,9 +33,9 @@ class Process(Protocol):
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes of its stdout, as soon as there are any; b"" at end of file or after `close`.
+        """Return some bytes of its stdout as soon as there are any; b"" at end of file or after `close`.
 
-        Where only now it is known that the process could not be started, raises what `start` raises.
+        Raises the errors of `start` if the process turns out not to have started.
         """
 
     def stderr(self) -> str:
@@ -48,19 +48,21 @@ class Process(Protocol):
         """Close the process's stdin."""
 
     def close(self) -> None:
-        """Let go of the pipes. Does not promise that the process ends. Safe to call twice."""
+        """Close the pipes. The process may run on. Safe to call twice."""
 
 
 class Transport(Protocol):
-    """A way to a host. Made by a function `connect(...)` that returns once the host can start processes.
+    """A way to start processes on a host. A function `connect(...)` makes it, and returns once it is ready.
 
-    `warnings` are for the user: what of the configuration was left out.
+    `warnings` are messages for the user about ignored parts of the configuration.
     """
 
     warnings: tuple[str, ...]
 
     def start(self, argv: tuple[str, ...]) -> Process:
-        """Start `argv` on the host, its stdin, stdout and stderr ours. Raises a `HostError` or `ConnectionLost`."""
+        """Start `argv` on the host, connected by its stdin, stdout and stderr. Raises a `HostError` or
+        `ConnectionLost`.
+        """
 
     def close(self) -> None:
         """End the connection. Safe to call twice."""

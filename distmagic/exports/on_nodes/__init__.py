@@ -1,9 +1,9 @@
-"""Scripts that travel in an exported folder, as they are, and run on its nodes without distmagic.
+"""Scripts that are copied into an exported folder and run on its nodes without distmagic.
 
-Here: programs of one file, that need nothing but Python, and torch where ranks have it. Never here: an import of
-distmagic, except from the zip that lies beside the script.
+Each is one file, and needs only Python, and torch where ranks have it. None imports distmagic, except from the zip next
+to the script.
 
-    run_node.py      is torchrun, and ends when another node has failed
-    run_rank.py      runs the user's program as a rank, and has it end well
-    run_call.py      makes a pickled call on every rank
+    run_node.py      runs torchrun, and ends it when another node has failed
+    run_rank.py      runs the user's program as a rank, and makes it exit cleanly
+    run_call.py      runs a pickled call on every rank
 """

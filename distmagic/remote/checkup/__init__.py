@@ -1,10 +1,10 @@
-"""What the doctor is told by a host: what may be wrong there, and which other hosts can be dialled from it.
+"""Examines a host for the doctor: possible faults of the host, and the other hosts to which it can connect.
 
-Here: values that the system gives at once, and doors that are open for a moment. Never here: nothing is changed, no file is
-written, and no judgement (distmagic/diagnosis/ has that). In any order:
+These modules read values that the system returns at once, and open ports for a moment. They change nothing, write no
+file, and judge nothing (distmagic/diagnosis/ does). Read in any order:
 
     examination.py  names, limits, variables, versions of packages
-    gpu_health.py   GPUs that are held, slowed or broken
-    doors.py        who can dial whom
-    collective.py   how fast pairs of hosts are; what a run of its own calls, and alone imports torch
+    gpu_health.py   GPUs that are in use, slowed down or broken
+    doors.py        tests which hosts can connect to which
+    collective.py   measures the network between pairs of hosts; the doctor runs it as a job, and only it imports torch
 """

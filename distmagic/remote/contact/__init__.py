@@ -1,23 +1,23 @@
 """Answers the notebook on a host, over one SSH channel, and keeps torch loaded between runs.
 
-A contact holds nothing: when its channel ends it ends, and agents go on under their lease. It starts agents and never
-runs a rank. The template is a process of its own, from which agents are forked.
+A contact keeps no state: it ends with its channel, and the agents run on under their lease. It starts agents and never
+runs a rank. A template is a separate process that has torch loaded; agents are forked from it.
 
 Read in this order:
-    Conversation      below: what all of these use of the channel to the notebook
+    Conversation      below: the interface of the channel to the notebook, which these modules use
     boot              the first program on a host: unpacks the bundle
-    contact           one request after the other
+    contact           answers one request after the other
     agents            starts agents, and follows those that run
-    relay             bytes between notebook and agent, while a job is followed
-    blob_receiver     files that come in, from the notebook or from another host
-    file_exchange     files of the user, to the notebook and from it; logs, results and blobs to it
+    relay             forwards bytes between notebook and agent while a job is followed
+    blob_receiver     receives files from the notebook or from another host
+    file_exchange     sends and receives files of the user; sends logs, results and blobs
     environment_sync  virtual environments, made by uv
-    blob_server       files that are handed on to the next host, over TLS
-    mutual_tls        TLS between two ends that hold the same certificate
-    sweep             ends what agents left that were killed
+    blob_server       sends files to the next host, over TLS
+    mutual_tls        TLS between two ends that have the same certificate
+    sweep             ends processes that killed agents have left
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents; its states and promises
-    task              where no notebook can open a channel: talks to a contact in its place, and writes to a log
+    task              for hosts to which no notebook can open a channel: drives a contact itself, and writes to a log
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """The conversation with the notebook. `owner` is the one whose templates it renews, "" for none."""
+    """A conversation with the notebook. `owner` names the notebook whose templates it renews; "" means none."""
 
     owner: str
 
@@ -42,13 +42,15 @@ class Conversation(Protocol):
         """Send bytes that a message has announced."""
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next `size` bytes that come from the notebook."""
+        """Yield the next `size` bytes from the notebook, in pieces."""
 
     def take_rest(self) -> bytes:
-        """Return the bytes that the notebook has sent after the last request."""
+        """Return the bytes that the notebook has sent after its last request."""
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
-        """Wait until a pipe can be read, if there is one. Raises TimeoutError, and SystemExit with the channel."""
+        """Wait until `pipe` can be read; None only waits. Raises TimeoutError after `timeout_s`, and SystemExit if the
+        channel ends.
+        """
 
     def renew_templates(self) -> None:
         """Renew the lease of the templates of `owner`."""

@@ -1,15 +1,14 @@
-"""How torchrun and its ranks come to be on a host: started by exec, or forked from a template that has torch loaded.
+"""Starts torchrun and its ranks on a host: by exec, or by a fork of a template, which is a process with torch loaded.
 
-The engine of a node is the process that runs torchrun there: a child of the agent, and the parent of the ranks.
-Here: torchrun's own code runs, in a process of its own, with a few of its functions replaced; forked processes become as
-fresh as new ones. Never here: nothing of a job's state, no journal, no user code (a rank begins in the package rank).
-Read in this order:
+The engine of a node is the process that runs torchrun there: a child of the agent, and the parent of the ranks. It runs
+torchrun's own code with a few functions replaced, and resets forked processes to the state of new ones. It holds no
+state of a job, writes no journal and runs no code of the user (a rank starts in the package rank). Read in this order:
 
     engine_start.py      the agent's side: starts torchrun, by exec or by fork
-    engine.py            the process that is torchrun; reports how ranks ended
-    meeting.py           how long a node that meets others by c10d counts as alive
-    forking.py           `fork`, and what a child does to become like a new process
-    rank_fork_server.py  forks ranks for torchrun, before it had threads of its own
-    process_title.py     the command line and the job's mark that /proc shows of a forked process
-    preloading.py        which packages a template has beside torch, and how they are loaded
+    engine.py            the process that runs torchrun; reports how ranks ended
+    meeting.py           how long a node counts as alive in a c10d rendezvous
+    forking.py           `fork`, and how a child resets itself to the state of a new process
+    rank_fork_server.py  forks ranks for torchrun from a process without threads
+    process_title.py     the command line and the job's mark of a forked process in /proc
+    preloading.py        the packages that a template loads besides torch
 """

@@ -1,19 +1,21 @@
-"""Starts contacts on a node of an allocation, so that what they start outlives the srun that brought them.
+"""Starts contacts on a node of a Slurm allocation, so that their processes outlive the srun call that started them.
 
-A keeper is our process on one node of an allocation, from which everything else of ours there is started. An usher is
-the task of one srun, which only hands its three pipes to the keeper.
+A keeper is distmagic's process on one node of an allocation; it starts all other distmagic processes there. An usher is
+the task of one srun call, and only passes its three pipes to the keeper.
 
-Under Slurm everything that a step has started ends with the step. So a keeper runs in a step that lasts as long as the
-allocation, and starts there what is asked for. Each connection has an usher, which hands its pipes over a unix socket,
-and ends as the process ends that got them. Nothing here knows of torch, jobs or the bundle. Three
-programs begin here, `usher`, `keeper` and `hold`. They travel as text (transports/program_text.py), before the bundle is there,
-and run on any Python from 3.6 on. A module that they import from here stands in the table there, and is imported by
-`from distmagic.remote.keeper.NAME import ...`: the package itself is not there.
+Slurm ends all processes of a step with the step. So a keeper runs in a step that lasts as long as the allocation, and
+starts processes there on request. Each connection has an usher. It passes its pipes over a unix socket, and ends with
+the process that uses them. The package does not use torch, jobs or the bundle.
 
-    usher.py             one connection: hands its pipes to the keeper of its node, and waits
-    keeper.py            one node: starts processes on pipes that ushers bring; the lead's ends the allocation when nobody needs it
-    allocation_lease.py  when the lead's ends it; pure
-    listening.py         the keeper's socket, and what keepers left that were killed
-    processes.py         processes of the node: started, sent signals, found in /proc
-    hold.py              a job in SkyPilot's own queue, so that a cluster does not stop itself while a job of ours runs
+Three programs start in this package: `usher`, `keeper` and `hold`. They are sent as text (transports/program_text.py),
+before the bundle is on the host, and run on Python 3.6 or later. program_text.py lists the modules that they may
+import. They import them by `from distmagic.remote.keeper.NAME import ...`, because the package itself is not on the
+host.
+
+    usher.py             one connection: passes its pipes to the keeper of its node, and waits
+    keeper.py            one node: starts processes on pipes from ushers; on the lead, also ends an unused allocation
+    allocation_lease.py  when the lead's keeper ends the allocation; pure
+    listening.py         the keeper's socket, and the cleanup after killed keepers
+    processes.py         processes of the node: started, signalled, found in /proc
+    hold.py              a job in SkyPilot's queue, which keeps a cluster up while a distmagic job runs
 """

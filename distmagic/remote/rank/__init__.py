@@ -1,21 +1,21 @@
 """One rank: the process that torchrun starts, which calls the user's function and reports its progress and its end.
 
-Here: everything that runs in the user's own process, so it is small, and imports torch only where the user's code has.
-Never here: no decision about other ranks, no waiting for the agent except at the very end, and no exception of ours in
-the user's code. Read in this order:
+This code runs in the user's own process, so it is small, and imports torch only after the user's code has. It takes no
+decision about other ranks, waits for the agent only at the very end, and raises none of its own exceptions in the
+user's code. Read in this order:
 
     worker.py      `main`: connects to the agent, calls the function, reports pauses and the end
-    script.py      a script or a module as the rank's program, in place of a function
-    import_paths.py  where the user's own modules are
-    stay.py        a rank that stays: one cell after the other
+    script.py      runs a script or a module instead of a function
+    import_paths.py  makes the user's own modules importable
+    stay.py        a rank that stays alive and runs one cell after the other
     report.py      `distmagic.report` and `distmagic.track`
-    show.py        `distmagic.show`: a picture, on its way to the agent
-    outbox.py      what was reported, on its way to the agent
+    show.py        `distmagic.show`: sends a picture to the agent
+    outbox.py      sends reports to the agent without waiting for it
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
-    bars.py        bars of tqdm become bars of the rank
-    rich_bars.py   progress displays of rich, as Lightning has them, become bars of the rank
-    logged_numbers.py  numbers that tqdm, Transformers, Lightning and Accelerate log become metrics of the rank
+    bars.py        shows bars of tqdm as bars of the rank
+    rich_bars.py   shows progress displays of rich, which Lightning uses, as bars of the rank
+    logged_numbers.py  reports numbers that tqdm, Transformers, Lightning and Accelerate log as metrics
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
-    calls.py       answers which collective calls the rank has made
-    stacks.py      answers a signal with the stacks of all threads, and reads such answers
+    calls.py       reports the collective calls that the rank has made
+    stacks.py      writes the stack traces of all threads on a signal, and reads such answers
 """

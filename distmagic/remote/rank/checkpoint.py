@@ -1,16 +1,17 @@
-"""Snapshots of a training that may be restarted on other hosts: written whole or not at all, found on whichever host.
+"""Snapshots of a training that may be restarted on other hosts. A snapshot is written atomically, and found on any
+host.
 
     from distmagic import checkpoint
     state = checkpoint.load("snapshot.pt")          # None the first time
     ...
     checkpoint.save({"model": model.state_dict(), "epoch": epoch}, "snapshot.pt", step=epoch)
 
-The homes of the hosts need not be shared. Local rank 0 of every node writes, and `load` takes the newest snapshot of all
-nodes, so that a node that was away, or is new, continues where the others are. A snapshot names the job that wrote it. As
-soon as one node has a snapshot of the present job, those of other jobs don't count: a host that was away may have a
-file of another experiment under the same name, with a higher step.
+The hosts need no shared home. Local rank 0 of every node writes, and `load` returns the newest snapshot of all nodes.
+So a node that was away, or is new, continues where the others are. A snapshot contains the name of its job. Once any
+node has a snapshot of the current job, those of other jobs are ignored: a host that was away may have a file of another
+experiment with the same name and a higher step.
 
-Sharded states are for `torch.distributed.checkpoint`.
+For sharded states use `torch.distributed.checkpoint`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from distmagic.remote.records import places
 _STEP = "distmagic_step"
 _JOB = "distmagic_job"
 _STATE = "state"
-_ABANDONED_S = 600.0  # nobody writes to a file that has been as it is for so long
+_ABANDONED_S = 600.0  # an unfinished file that was unchanged for so long is abandoned
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What one rank knows of the snapshot on its host. `job` is the one that wrote it, "" if that is not known."""
+    """A rank's information about the snapshot on its host. `job` is the job that wrote it, "" if unknown."""
 
     step: int
     job: str
@@ -46,7 +47,8 @@ class Snapshot:
 def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
     """Write a snapshot of step `step` on this node, if this is its local rank 0; other ranks return at once.
 
-    `state` is what `torch.save` can write; `load` returns it, and prefers the snapshot with the highest step. The file appears whole or not at all, also when the host loses its power. Raises OSError where it can't be written.
+    `state` is any object that `torch.save` can write; `load` returns it, and prefers the snapshot with the highest
+    step. The file is written atomically, even if the host loses power. Raises OSError if it can't be written.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         return
@@ -54,8 +56,8 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Homes may be shared, so the host is in the name; two nodes may be on one host, so the pid is. Containers may have both
-    # in common.
+    # Homes may be shared, so the name contains the host; two nodes may run on one host, so it contains the pid. Two
+    # containers may have both in common, so it also contains random digits.
     prefix = f".{target.name}.{os.uname().nodename}."
     with contextlib.suppress(OSError):
         _remove_abandoned(target.parent, prefix)
@@ -75,14 +77,14 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove the unfinished files of ranks that were killed while they wrote: each is as large as the model.
+    """Remove unfinished files of ranks that were killed while writing: each is as large as the model.
 
-    The rank of another container has no such process here, but it writes to its file.
+    A rank in another container has no process visible here, but its file keeps changing.
     """
     now = places.now_at(folder)
     for path in folder.glob(f"{glob.escape(prefix)}*"):
         pid = path.name.removeprefix(prefix).partition("-")[0]
-        with contextlib.suppress(OSError):  # another node has removed it, for one
+        with contextlib.suppress(OSError):  # for example, another node has removed it
             age_s = now - path.stat().st_mtime
             is_gone = pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
             if is_gone and age_s > _ABANDONED_S:
@@ -90,7 +92,7 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
 
 
 class _NotingErrors:
-    """A file as torch writes to it: torch makes a RuntimeError of its own of an OSError, which is kept here."""
+    """A file object for torch that keeps an OSError, because torch would raise a RuntimeError instead."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -110,16 +112,16 @@ class _NotingErrors:
 def load(path: str | os.PathLike[str]) -> Any:
     """Return the newest snapshot of all nodes, with tensors on the CPU; None if no node has one.
 
-    Snapshots of other jobs count only if no node has one of this job. One line on stderr of rank 0 names the one that was
-    taken. Every rank must call this, after `init_process_group` if there are several; without a process group each rank
-    reads its own node's file. A file that is not a snapshot raises the error of `torch.load`.
+    Snapshots of other jobs count only if no node has one of this job. Rank 0 prints one line to stderr with the chosen
+    snapshot. Every rank must call this, with several ranks after `init_process_group`. Without a process group each
+    rank reads its own node's file. A file that is not a snapshot raises the error of `torch.load`.
     """
     import torch
     import torch.distributed as dist
 
     content: Any = None
     own = None
-    # Not `exists`: a file that can't be seen just now is no beginning from nothing.
+    # Not `exists`: a file that is temporarily unreadable must not count as missing.
     with contextlib.suppress(FileNotFoundError):
         content = torch.load(path, map_location="cpu", weights_only=True)
         own = Snapshot(
@@ -146,11 +148,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     for one in found:
         if one is None or (one.step, one.job) != (taken.step, taken.job):
             return _broadcast(source, content)
-    return content[_STATE]  # all hosts have the same: nothing has to be sent
+    return content[_STATE]  # all hosts have the same snapshot: nothing needs to be sent
 
 
 def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
-    """Return the rank that has the snapshot to take, given what each rank has found; None where no rank has any. Pure."""
+    """Return the rank with the snapshot to use, given each rank's snapshot; None if no rank has one. Pure."""
     there = {rank: one for rank, one in enumerate(found) if one is not None}
     of_this_job = {rank: one for rank, one in there.items() if job and one.job == job}
     candidates = of_this_job or there

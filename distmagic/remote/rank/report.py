@@ -1,8 +1,8 @@
-"""A rank's progress on its way to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
+"""Sends a rank's progress to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
 
-Progress is sent as `Progress` lines over the rank's socket, see `outbox`. The agent may be slow or stopped for a
-while, so nothing here waits for it, except `flush` at the very end. There is no thread: what can't be sent goes with a
-later call. Threads, signal handlers and finalizers of tqdm bars thus never wait for each other.
+Progress is sent as `Progress` lines over the rank's socket (see `outbox`). The agent may be slow, so no function waits
+for it, except `flush` at the very end. No thread is used: data that can't be sent now is sent by a later call. So
+threads, signal handlers and finalizers of tqdm bars never wait for each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _TRACK_EVERY_S = 0.05
 _FLUSH_S = 2.0
-# From float(x) or x.item().
+# Raised by float(x) or x.item().
 _NOT_A_NUMBER = (
     TypeError,
     ValueError,
@@ -33,27 +33,27 @@ _NOT_A_NUMBER = (
     RuntimeError,
 )
 
-# Of all bars of this rank; an outer bar is made first, so it has the smaller number.
+# Counts the bars of this rank; an outer bar is created first, so it has the smaller number.
 bar_ids = itertools.count(1)
 
 
 def report(
     *, step: float | None = None, total: float | None = None, **metrics: object
 ) -> None:
-    """Show in the notebook how far this rank is: `report(step=i, total=n, loss=loss)`.
+    """Show this rank's progress in the notebook: `report(step=i, total=n, loss=loss)`.
 
-    `step` is the number of steps that are done, `total` the number of all steps. Metrics are Python or NumPy numbers, or tensors of no dimension. A tensor on a GPU makes the call wait for the GPU, as
-    `.item()` does.
+    `step` is the number of finished steps, `total` the number of all steps. Metrics are Python or NumPy numbers, or
+    tensors with one element and no dimension. A tensor on a GPU makes the call wait for the GPU, like `.item()`.
 
-    Without a `step` the metrics belong to the count of the innermost open bar of tqdm, rich or `track`, if there is one.
-    A call takes some microseconds; several calls of one tenth of a second are sent together. Outside a run it does
-    nothing. A bad value raises nothing: it is left out, with one line on stderr.
+    Without a `step`, the metrics are recorded at the count of the innermost open bar of tqdm, rich or `track`, if any.
+    A call takes some microseconds; calls within 0.1 s are sent together. Outside a run it does nothing. A bad value
+    raises no error: it is left out, with one line on stderr.
     """
     link = _here.link
     if link is None:
         return
     for given in metrics.values():
-        # Else there is nothing to convert, as in most calls.
+        # Otherwise nothing needs conversion, as in most calls.
         if type(given) is not float:
             converted = (
                 (name, _number(name, value)) for name, value in metrics.items()
@@ -73,22 +73,22 @@ def report(
 def report_logged(
     values: Mapping[str, object], source: NumberSource, step: float | None = None
 ) -> None:
-    """Report numbers that the user's code logs in another way; what is no number is left out without a word.
+    """Report numbers that the user's code logs by another library; values that are not numbers are ignored silently.
 
-    It does nothing where numbers of a higher source have come already, and never raises.
+    Does nothing if a source with a higher priority has already reported. Never raises.
     """
     link = _here.link
     if link is None or source < link.source:
         return
     numbers = {}
     for name, value in values.items():
-        # A truth value says no more than a word.
+        # A bool is no metric, and neither is a text.
         if value is not None and not isinstance(value, bool):
             with contextlib.suppress(*_NOT_A_NUMBER):
                 numbers[str(name)] = _as_float(value)
     number = None
     if step is not None:
-        with contextlib.suppress(*_NOT_A_NUMBER):  # a tensor, for one, is a step too
+        with contextlib.suppress(*_NOT_A_NUMBER):  # a step may also be a tensor
             number = _as_float(step)
     if numbers:
         link.source = source
@@ -99,9 +99,9 @@ def report_logged(
 def track(
     iterable: Iterable[T], *, desc: str = "", total: float | None = None
 ) -> Iterator[T]:
-    """Yield the items of `iterable`, and show how far it is as a bar of this rank. Outside a run there is no bar.
+    """Yield the items of `iterable`, and show its progress as a bar of this rank. Outside a run it shows no bar.
 
-    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if that is known. Calls may be
+    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if available. Calls may be
     nested.
     """
     if _here.link is None:
@@ -168,7 +168,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _as_float(value: Any) -> float:
-    """Return a value as a number: also a text such as "0.31", and a tensor or array of no dimension."""
+    """Return a value as a float; also accepts a text such as "0.31", and a tensor or array without dimensions."""
     if getattr(value, "ndim", 0):
         raise ValueError("its shape is not ()")
     item = getattr(value, "item", None)
@@ -180,7 +180,7 @@ def _complain(what: str) -> None:
 
 
 def complain(function: str, what: str) -> None:
-    """Say on stderr what one of our functions leaves out, once in the life of this process for each."""
+    """Write to stderr what `function` leaves out, once per function and process."""
     if function not in _here.complaints:
         _here.complaints.add(function)
         sys.stderr.write(
@@ -192,7 +192,7 @@ def complain(function: str, what: str) -> None:
 
 
 class _Here:
-    """The state of this process: its link to the agent, None outside a run."""
+    """The state of this process: its connection to the agent, None outside a run."""
 
     link: Outbox | None = None
     watches_forks = False
@@ -208,22 +208,22 @@ def begin(
     restart: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Let reports be sent from now on. `send` returns False where it would have to wait."""
+    """Enable reports from now on. `send` returns False instead of blocking."""
     if not _here.watches_forks:
         _here.watches_forks = True
-        # A DataLoader's worker reports nothing.
+        # A DataLoader's worker process reports nothing.
         os.register_at_fork(after_in_child=_turn_off)
     _here.link = Outbox(send, rank, restart, clock, _complain)
 
 
 def end() -> None:
-    """Send what is left, and let nothing be sent from now on."""
+    """Send what is left, and disable reports from now on."""
     flush()
     _turn_off()
 
 
 def flush(*, blocking: bool = True) -> bool:
-    """Send all that is left, waiting for the agent at most 2 s if `blocking`; return whether nothing is left."""
+    """Send all pending reports, waiting at most 2 s for the agent if `blocking`; return whether none is left."""
     return _here.link is None or _here.link.flush(_FLUSH_S if blocking else 0.0)
 
 

@@ -1,7 +1,7 @@
-"""Shows pictures of this rank in the notebook: what `distmagic.show` is given, and what the user's code shows as in a cell.
+"""Shows pictures of this rank in the notebook: by `distmagic.show`, or shown by the user's code as in a cell.
 
-`plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython show a picture there, too. Neither library is
-imported for that: until the user's code does, nothing is replaced.
+`plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython also show a picture in the notebook. This
+module imports neither library: it replaces their functions once the user's code has imported them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from distmagic.remote.rank import report
 from distmagic.remote.training import import_hooks
 
-_MOST_BYTES = 120_000  # in base64 it is one packet to the agent
+_MOST_BYTES = 120_000  # in base64 it fits one packet to the agent
 _SCALES = (1.0, 0.7, 0.5, 0.3)
 _PNG = b"\x89PNG"
-_keeping: list[bool] = []  # not empty: figures stay open
+_keeping: list[bool] = []  # not empty: figures stay open after `plt.show()`
 
 
 def install() -> None:
-    """Have shown in the notebook what the user's code shows in this process."""
+    """Replace the show functions of matplotlib and IPython, so that this process's pictures appear in the notebook."""
     import_hooks.when_imported(
         "matplotlib.pyplot",
         lambda pyplot: import_hooks.wrap(pyplot, "show", _show_all),
@@ -35,10 +35,10 @@ def install() -> None:
 
 
 def show(figure: object) -> None:
-    """Show a picture in the run's view and in the saved notebook: a figure of matplotlib, an image of PIL, bytes of a PNG.
+    """Show a picture in the run's view and in the saved notebook: a matplotlib figure, a PIL image, or bytes of a PNG.
 
-    The run keeps its last pictures. If many come at once, the first ones are shown. Outside a run it does nothing. It
-    never raises: an object that is not an image, or too large, is left out, with one line on stderr.
+    The run keeps its last pictures. If many come at once, only the first ones are shown. Outside a run it does nothing.
+    It never raises: an object that is not an image, or is too large, is left out, with one line on stderr.
     """
     if not report.is_in_run():
         return
@@ -54,7 +54,7 @@ def show(figure: object) -> None:
 
 
 def _png(figure: Any) -> bytes:
-    """Return a picture as PNG, smaller where it would be too large."""
+    """Return a picture as PNG, scaled down if it would be too large."""
     into = io.BytesIO()
     for scale in _SCALES:
         into = io.BytesIO()
@@ -69,12 +69,12 @@ def _png(figure: Any) -> bytes:
 
 
 def keep_figures() -> None:
-    """Leave figures open that `plt.show()` has shown: a program may save them afterwards, as it may without a screen."""
+    """Keep figures open after `plt.show()`, because a script may save them afterwards."""
     _keeping.append(True)
 
 
 def _show_all(_: Any, *__: object, **___: object) -> None:
-    """Show all open figures, and close them as a notebook does; of a program those that it has changed."""
+    """Show all open figures and close them, as a notebook does; in a script, show only the changed ones."""
     pyplot = sys.modules["matplotlib.pyplot"]
     current = pyplot.gcf() if _keeping and pyplot.get_fignums() else None
     for number in pyplot.get_fignums():
@@ -89,7 +89,7 @@ def _show_all(_: Any, *__: object, **___: object) -> None:
 
 
 def _show_from_ipython(module: Any) -> None:
-    """Have `display` show pictures; it writes anything else as before."""
+    """Make `display` show pictures; other objects are written as before."""
     others = [sys.modules.get(name) for name in ("IPython.display", "IPython")]
     import_hooks.wrap(module, "display", _display, *others)
 
@@ -106,8 +106,8 @@ def _display(original: Any, *objects: Any, **kwargs: Any) -> Any:
 
 
 def _picture(value: Any) -> Any:
-    """Return what `show` takes: a figure, an image of PIL, or the PNG of an image of IPython. None for anything else."""
-    # Of its class: a frame of pandas has its columns as attributes, and a mock has any.
+    """Return what `show` accepts: a figure, a PIL image, or the PNG of an IPython image; None for anything else."""
+    # Checks the class: a pandas DataFrame has its columns as attributes, and a mock has any attribute.
     data = getattr(value, "__dict__", {}).get("data")
     if isinstance(data, bytes) and data.startswith(_PNG):
         return data

@@ -1,21 +1,21 @@
-"""What notebook and hosts send each other: messages, and the lines of JSON that carry them.
+"""The messages between notebook and hosts, and their encoding as lines of JSON.
 
-Both halves use these files, so that they can't disagree. Nothing here opens a connection, reads a file or decides
-anything. Every line that arrives is checked field by field before anybody sees a message.
+Notebook and hosts use the same files, so they can't disagree. The modules open no connection and read no file. Every
+received line is checked field by field before it becomes a message.
 
 Read in this order:
-    protocol   all names in one place, and the protocol's number: everybody imports messages from here
+    protocol   all names in one place, and the protocol's version: import messages from this module
     vocabulary the words of stop reasons and outcomes, as types
-    bounds     types of fields, which say how much a host may send in them
-    parts      records that messages are made of; `JobTerms` is what a job runs on
+    bounds     types of fields, which limit how much a host may send in them
+    parts      records used in messages; `JobTerms` has the settings of a job
     requests   what the notebook asks of a host
     answers    what a host replies
     events     what happens in a job, numbered
-    cells      what is asked of ranks that stay, and what they answer
-    file_names names of files, whose bytes need be no text
-    clipping   texts of any length, made to fit into a line
-    printed_numbers  numbers of a training in a line of text
-    codec      how a message becomes a line, and a line a message or a `BadLine`
-    lines      lines and blocks of bytes out of a stream
+    cells      requests to ranks that stay alive, and their answers
+    file_names names of files, which may not be valid text
+    clipping   shortens texts so that they fit into a line
+    printed_numbers  finds metrics in a line of printed text
+    codec      encodes a message as a line, and decodes a line to a message or a `BadLine`
+    lines      splits a stream into lines and blocks of bytes
     log_lines  messages as lines of a platform's log
 """

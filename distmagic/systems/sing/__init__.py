@@ -1,7 +1,7 @@
-"""SING Cloud: an image and an entry point that become torchrun on every node.
+"""SING Cloud: an image and an entry point that runs torchrun on every node.
 
-Nothing here asks SING for anything. In this order:
+The package does not contact SING. Read in this order:
 
-    inside.py    the variables of a node                              pure
-    export.py    image, entry point, what each node runs              pure
+    inside.py    the variables of a node                                 pure
+    export.py    the image, its entry point, and what each node runs     pure
 """

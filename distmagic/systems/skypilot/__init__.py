@@ -1,14 +1,14 @@
-"""A cluster of SkyPilot as the SSH hosts that it is, and a task of it as an exported folder.
+"""Uses a SkyPilot cluster as SSH hosts, and exports a job as a SkyPilot task.
 
-`sky status` --sky_words--> its name and launch --cluster--> Hosts, reached with the file that SkyPilot writes for ssh
-and with the host keys that this launch has shown first.
+sky_words parses `sky status` for a cluster's name and launch. cluster makes Hosts of it. They are reached with the ssh
+configuration that SkyPilot writes, and with the host keys seen first in this launch.
 
-Nothing here knows of ranks. In this order:
+The package does not use ranks. Read in this order:
 
-    sky_words.py   what SkyPilot's program is told, and what it says of clusters         pure
-    sky.py         that program: status, launch, hold, down, each with a time limit
-    cluster.py     one cluster: found or launched, reached, given up
-    hosts.py       what a notebook has of it: clusters, their list
-    inside.py      the variables of a node of a task                                     pure
-    export.py      two forms: static rendezvous, c10d                                    pure
+    sky_words.py   arguments and output of SkyPilot's program                              pure
+    sky.py         runs that program: status, launch, hold, down, each with a time limit
+    cluster.py     one cluster: found or launched, reached, released
+    hosts.py       the clusters of a notebook, and their list
+    inside.py      the variables of a node of a task                                       pure
+    export.py      two forms: static rendezvous, c10d                                      pure
 """

@@ -1,7 +1,7 @@
-"""torchrun itself, by hand or by a system that sets the variables of torch: no scheduler is asked for anything.
+"""torchrun without a scheduler: started by hand, or by a system that sets torch's variables.
 
-Nothing here starts a process. In this order:
+The package starts no process. Read in this order:
 
-    inside.py    the variables of torchrun, and of others that set RANK and WORLD_SIZE   pure
-    export.py    torchrun: one command a host, or one for all                            pure
+    inside.py    the variables of torchrun, and of other programs that set RANK and WORLD_SIZE   pure
+    export.py    torchrun: one command for each host, or one for all                             pure
 """

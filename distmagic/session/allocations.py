@@ -1,4 +1,6 @@
-"""What one kernel has of systems that give hosts: asked for once, used by every cell that asks for the same, and ended."""
+"""The hosts that one kernel has from schedulers: requested once, used by every cell with the same request, and
+released.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from distmagic.transports.asking import Asker
 
 
 class Allocations:
-    """Used by the main thread, but for `transport`."""
+    """The allocations of a kernel. Only the main thread uses it, except for `transport`."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -23,20 +25,20 @@ class Allocations:
         self._all: list[Held] = []
 
     def pool(self, system: str) -> Any:
-        """Return this kernel's `Pool`: its allocations or clusters of a system."""
+        """Return this kernel's `Pool` of a system: its allocations or clusters."""
         if system not in self._pools:
             self._pools[system] = hosts_of(system).pool(self._connect)
         return self._pools[system]
 
     @property
     def alive(self) -> tuple[Held, ...]:
-        """Those that can still be used, the oldest first."""
+        """The usable ones, oldest first."""
         self._all = [one for one in self._all if one.is_alive]
         return tuple(self._all)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The nodes of all of them."""
+        """The nodes of all usable ones."""
         return tuple(host for one in self.alive for host in one.hosts)
 
     def get(
@@ -48,9 +50,10 @@ class Allocations:
         *,
         is_elastic: bool = False,
     ) -> Held:
-        """Return what a cell asks for: one that is held, or a new one, which is pending.
+        """Return the hosts that a cell requests: existing ones with the same request, or a new request, which is
+        pending.
 
-        Raises `UsageError` where the scheduler refuses it, and `Unreachable`.
+        Raises `UsageError` if the scheduler refuses it, and `Unreachable`.
         """
         for one in self.alive:
             if one.fits(request) and one.check(asker):
@@ -66,7 +69,7 @@ class Allocations:
         return made
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return the way to a node. Raises `AllocationEnded` if it is ours no longer."""
+        """Return a transport to a node. Raises `AllocationEnded` if this kernel no longer has the node."""
         for one in self._all:
             if one.source == host.allocation:
                 return one.transport(host, access, asker)
@@ -74,20 +77,20 @@ class Allocations:
         raise AllocationEnded(host.allocation.ended, host.allocation.cure)
 
     def advise(self, hosts: Sequence[Host], error: RunError) -> None:
-        """Have the error of a run on these hosts say what to do, as far as their allocation has part in it."""
+        """Add advice to the error of a run on these hosts, as far as their allocation is involved."""
         sources = {host.allocation for host in hosts}
         for one in self._all:
             if one.source in sources:
                 one.advise(error)
 
     def end(self) -> None:
-        """Give all hosts back, whatever runs there, and close the connections to log-in nodes."""
+        """Release all hosts, even if jobs run on them, and close the connections to log-in nodes."""
         for one in self._all:
             one.end()
         self._forget()
 
     def leave(self) -> None:
-        """Give all hosts back on which no job runs, and close the connections to log-in nodes."""
+        """Release all hosts without a running job, and close the connections to log-in nodes."""
         for one in self._all:
             one.leave()
         self._forget()

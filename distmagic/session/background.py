@@ -1,4 +1,4 @@
-"""Runs that go on while the notebook does other things: the thread of each, what it is asked meanwhile, and how it ends.
+"""Runs in the background: the thread of each, the requests of other cells to it, and its end.
 
 They end with the process of their session.
 """
@@ -28,17 +28,17 @@ from distmagic.render.screen import Screen, UserRequest
 from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
-_ANSWER_S = 20.0  # that the ranks have to say where they are
-# For ranks to end when the process does. A kernel that takes more than five seconds is killed, and then hosts end what
-# was left when its lease runs out.
+_ANSWER_S = 20.0  # time for ranks to send their stacks
+# Time for ranks to end when the process ends. Jupyter kills a kernel after five seconds; the hosts then end the rest
+# when the lease expires.
 _LAST_WAIT_S = 4.0
 
 
 class BackgroundScreen:
-    """Shows a run on any number of screens, keeps its last state, and passes on what other cells ask for.
+    """Shows a background run on any number of screens, keeps its last state, and forwards requests of other cells.
 
-    `show` and `requests` are called on the run's own thread, everything else on any. The end is shown by `close` alone,
-    because it is known only then which error it means.
+    The run's own thread calls `show` and `requests`; any thread may call the rest. Only `close` shows the end, because
+    only then its error is known.
     """
 
     def __init__(self, state: RunState, screen: Screen) -> None:
@@ -51,16 +51,16 @@ class BackgroundScreen:
         self.add(screen)
 
     def add(self, screen: Screen) -> None:
-        """Show the run on one more screen, which belongs to the cell that is executed now."""
+        """Show the run on one more screen, which belongs to the current cell."""
         with self._drawing:
             screen.show(self.state)
-            if self._is_closed:  # the run has ended since it was looked for
+            if self._is_closed:  # the run has ended meanwhile
                 screen.finish(self.state)
             else:
                 self._screens.append(screen)
 
     def ask(self, request: UserRequest) -> None:
-        """Ask for something, as a click does."""
+        """Send a request to the run, as a click on a button does."""
         self._asked.append(request)
 
     def show(self, state: RunState) -> None:
@@ -75,7 +75,7 @@ class BackgroundScreen:
         self._keep(state)
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return the requests to this run, by its methods and on the screens."""
+        """Return the requests to this run: by its methods, and on its screens."""
         found: list[UserRequest] = []
         while self._asked:
             found.append(self._asked.popleft())
@@ -88,7 +88,7 @@ class BackgroundScreen:
         return any(screen.can_type() for screen in tuple(self._screens))
 
     def close(self, error: BaseException | None) -> None:
-        """Show the last state for good, and what `error` says that the state does not: nobody else may look at it."""
+        """Show the last state for good, with the text of `error`: the user may never look at the run itself."""
         state = self.state
         if error is not None:
             message, hint = repr(error), ""
@@ -112,10 +112,10 @@ class BackgroundScreen:
 
 
 class BackgroundRun(Returned):
-    """A run that goes on while the notebook does other things.
+    """A run in the background, while the notebook does other things.
 
-    `state` is its state now, `done` whether it is over. `wait()` returns its `Run`, or raises the error of the run; so do
-    `results` and `run[rank]` after its end. `stop()` ends it, `stacks()` returns the place of every rank. `logs`,
+    `state` is its current state, `done` whether it has ended. `wait()` returns its `Run`, or raises its error; so do
+    `results` and `run[rank]` after its end. `stop()` ends it, `stacks()` returns the stacks of every rank. `logs`,
     `metrics`, `files` and `fetch` are those of a `Run`, and work during the run.
     """
 
@@ -127,7 +127,7 @@ class BackgroundRun(Returned):
         give_up: Callable[[], object],
         open_link: Callable[[int], Link],
     ) -> None:
-        """Begin it. `launch` is called on a thread; `give_up` ends what it waits for before there are hosts."""
+        """Start the run. `launch` is called on a thread; `give_up` ends its wait for hosts."""
         self.job = job
         self.screen = screen
         self._variable = screen.state.variable
@@ -146,7 +146,7 @@ class BackgroundRun(Returned):
             self._error = error
             self._left = getattr(error, "run", None)
             if isinstance(error, DistmagicError):
-                # Nobody sees where it was raised, and the frames there keep all that was known of the run.
+                # A traceback is useless here, and its frames would keep everything about the run alive.
                 error.__traceback__ = error.__context__ = None
         try:
             self.screen.close(self._error)
@@ -155,19 +155,19 @@ class BackgroundRun(Returned):
 
     @property
     def state(self) -> RunState:
-        """All that is known of the run now."""
+        """The current state of the run."""
         return self.screen.state
 
     @property
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run has ended."""
         return self._is_over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> Run | Detached:
-        """Wait for the end and return the `Run`, or the `Detached` of a job that goes on alone.
+        """Wait for the end, and return the `Run`, or the `Detached` of a job that runs on.
 
-        Raises what a cell of this run would raise, and `TimeoutError` after `timeout_s`. An interrupt ends the waiting
-        alone.
+        Raises the errors of a cell with this run, and `TimeoutError` after `timeout_s`. An interrupt only ends the
+        wait.
         """
         if not self._is_over.wait(timeout_s):
             raise TimeoutError(f"job {self.job} still runs after {timeout_s:g} s")
@@ -185,11 +185,11 @@ class BackgroundRun(Returned):
         return self._left
 
     def ask_to_stop(self) -> None:
-        """Stop every rank on every host, without waiting for it. A second call kills them at once."""
+        """Stop every rank on every host, without waiting. A second call kills them at once."""
         self.screen.ask("stop")
 
     def stop_waiting(self) -> None:
-        """End the wait for hosts. A scheduler may take some seconds for that."""
+        """End the run's wait for hosts. A scheduler may take some seconds for that."""
         self._give_up()
 
     def stop(self) -> None:
@@ -200,11 +200,11 @@ class BackgroundRun(Returned):
         self._is_over.wait()
 
     def wait_until_over(self, timeout_s: float) -> bool:
-        """Wait for the end; return whether it has come."""
+        """Wait at most `timeout_s` for the end; return whether it has come."""
         return self._is_over.wait(timeout_s)
 
     def stacks(self) -> RunStacks:
-        """Ask every rank where it is, and return the answers; the run goes on. Raises `UsageError` where no rank runs."""
+        """Ask every rank for its stack, and return the answers; the run continues. Raises `UsageError` if none runs."""
         screen = self.screen
         if self.done or screen.state.phase != "running":
             phase = self.state.phase if self._error is None else "failed"
@@ -220,7 +220,7 @@ class BackgroundRun(Returned):
         return RunStacks(explanation=explain_dump(state, dump), job=self.job)
 
     def _has_answers(self, before: str) -> bool:
-        """Whether all ranks have answered a request that came after `before`, or there is nothing to wait for."""
+        """Whether all ranks have answered a request made after `before`, or no answer can come."""
         state = self.screen.state
         request_id = state.wanted_stacks
         dump = dump_of(state, request_id)
@@ -234,9 +234,9 @@ class BackgroundRun(Returned):
 
     @property
     def results(self) -> Results:
-        """The return values of the ranks. Raises `UsageError` while the run goes on, and the error of one that has failed."""
+        """The return values of the ranks. Raises `UsageError` during the run, and the run's error if it failed."""
         left = self._ended()
-        return left.results  # a `Detached` says that it has none
+        return left.results  # a `Detached` raises an explanation
 
     def plot(self, *names: str) -> Plot:
         """Return the curves so far, as `Run.plot`."""
@@ -259,10 +259,11 @@ class BackgroundRun(Returned):
         return self._so_far().fetch(pattern, to, rank, ranks=ranks)
 
     def profile(self, steps: int = 3) -> Profile:
-        """Profile the next steps of all ranks, which go on training; return where their time goes, and for whom they wait.
+        """Profile the next steps of all ranks, while training continues; return where their time goes, and which rank
+        they wait for.
 
         One trace of all ranks is written to the current directory. A step is a call of an optimizer's `step`. Raises
-        `UsageError`, and `NoResult` where no rank makes that many steps in two minutes.
+        `UsageError`, and `NoResult` if no rank makes that many steps in two minutes.
         """
         from distmagic.connection.requests import profile_requests
 
@@ -281,7 +282,7 @@ class BackgroundRun(Returned):
                 link.close()
 
     def _so_far(self) -> Run:
-        """Return the run as if it were over now."""
+        """Return a `Run` with the current state."""
         if isinstance(self._left, Run):
             return self._left
         return Run(self.state, {}, self.open_link, shown=False)
@@ -305,7 +306,7 @@ class BackgroundRun(Returned):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStacks:
-    """Where the ranks of a job are: `explanation` has them in groups. Shown as text and as HTML."""
+    """Where the ranks of a job are: `explanation` has them in groups. A cell shows it as text and as HTML."""
 
     explanation: Explanation
     job: str
@@ -322,40 +323,40 @@ class RunStacks:
 
 
 class BackgroundRuns:
-    """The runs that go on in the background."""
+    """All background runs of a session."""
 
     def __init__(self) -> None:
-        # The thread of a run keeps it as long as it goes on; afterwards nothing here does.
+        # A run's thread keeps it alive until its end; afterwards this table does not.
         self._runs: WeakValueDictionary[str, BackgroundRun] = WeakValueDictionary()
         self._owner = os.getpid()
         self.is_closed = False
 
     @property
     def running(self) -> tuple[BackgroundRun, ...]:
-        """Those that are not over, the oldest first."""
+        """Those that have not ended, oldest first."""
         return tuple(run for run in self._runs.values() if not run.done)
 
     def find(self, job: str) -> BackgroundRun | None:
-        """Return the one that runs a job; None where the job is over, or was not begun in the background.
+        """Return the background run of a job; None if the job has ended, or is not in the background.
 
-        `job` may be the beginning of a name that only one of them has.
+        `job` may be a unique prefix of its name.
         """
         fits = [run for run in self.running if job and run.job.startswith(job)]
         return fits[0] if len(fits) == 1 else None
 
     def add(self, run: BackgroundRun) -> None:
-        """Have one more of them, which has begun just now."""
+        """Add a run that has just started."""
         self._runs[run.job] = run
 
     def close(self) -> None:
-        """End all runs in the background, as an interrupt ends the run of a cell. It takes at most a few seconds."""
+        """End all background runs, as an interrupt ends the run of a cell. It takes at most a few seconds."""
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions
         self.is_closed = True
         running = self.running
         for run in running:
             run.ask_to_stop()
-        # Only now: a scheduler that is away must not keep hosts from being told.
+        # Last: an unreachable scheduler must not delay the requests to hosts.
         for run in running:
             run.stop_waiting()
         end_s = time.monotonic() + _LAST_WAIT_S

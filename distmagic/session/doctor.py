@@ -1,4 +1,6 @@
-"""The doctor: asks all hosts at once what can be wrong with them. It changes nothing there, and leaves nothing behind."""
+"""Collects what `%distributed doctor` shows: asks all hosts at once. It changes nothing on them, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ _OTHER_NAMES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-CONNECT_S = 5.0  # to a host that may well be silent
-_TORCHS_PORT = 29500  # where runs by hand meet
-# Packages whose versions matter to a job, whether the notebook has imported them or not.
+CONNECT_S = 5.0  # time limit for a connection to a host that may not answer
+_TORCHS_PORT = 29500  # torch's default port for a rendezvous
+# Packages whose versions matter to a job, even if the notebook has not imported them.
 PACKAGES = (
     "accelerate",
     "bitsandbytes",
@@ -56,7 +58,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Visit:
-    """A host that was asked. It listens on `ports` for those that have its `secret`."""
+    """A host with its answer. It listens on `ports` for hosts that have its `secret`."""
 
     subject: Subject
     link: Link
@@ -67,10 +69,10 @@ class _Visit:
 def examine(
     first_links: FirstLinks, packages: Sequence[str] = (), port: int = 0
 ) -> Report:
-    """Return what is wrong with the hosts, and between them. A host that can't be reached is a finding, too.
+    """Return the faults of the hosts, and of the network between them. An unreachable host is a finding, too.
 
-    Each host is asked once, and then dials each other one. `packages` are those of the notebook, by the names of their
-    distributions. `port` is the one at which a run meets, if the user has named it, else torch's own is tried. Raises
+    Each host is asked once, and then connects to each other one. `packages` are the notebook's packages, by
+    distribution name. `port` is the rendezvous port if the user has named one, else torch's default is tested. Raises
     `Cancelled` for an interrupt.
     """
     began = time.monotonic()
@@ -86,7 +88,7 @@ def examine(
         visits = [one for one in asked if isinstance(one, _Visit)]
         subjects = in_parallel(partial(_dialled, visits, request.ports), visits)
         in_parallel(_shut, visits)
-    except BaseException:  # an answer may be on its way yet
+    except BaseException:  # an answer may still be on its way
         in_parallel(Link.close, links)
         raise
     in_parallel(first_links.opener.connections.keep_idle, links)
@@ -102,7 +104,7 @@ def examine(
 
 
 def imported(names: dict[str, Any]) -> tuple[str, ...]:
-    """Return the packages of the modules that cells have imported, by whichever name: most are called as their module is."""
+    """Return the packages of all modules that cells have imported; most have the same name as their module."""
     modules = set()
     for value in names.values():
         module = value.__name__ if isinstance(value, types.ModuleType) else None
@@ -114,26 +116,26 @@ def imported(names: dict[str, Any]) -> tuple[str, ...]:
 
 
 def port_in(reason: str) -> int:
-    """Return the port that stands in the reason why a node can't dial the rendezvous, 0 for none."""
+    """Return the port in the reason why a node can't connect to the rendezvous, 0 if it has none."""
     found = re.search(r" port (\d{1,5})\b", reason)
     return int(found[1]) if found else 0
 
 
 def _meeting_place(links: Sequence[Link]) -> str:
-    """Return the address of the first host as the others dial it in a run."""
+    """Return the address of the first host to which the others connect in a run."""
     try:
         return route_of_lead(links).address
-    except DistmagicError:  # it has just gone, or no way leads to the others
+    except DistmagicError:  # it is gone now, or has no address that leads to the others
         return links[0].facts.address
 
 
 def _visit(
     request: protocol.Examine, name: str, found: Link | DistmagicError
 ) -> _Visit | Unreached:
-    """Return what a host answers, or what is wrong with it. From then on it listens."""
+    """Return a host's answer, or the error of asking it. From then on it listens."""
     if isinstance(found, DistmagicError):
         return Unreached(name=name, error=found)
-    # A secret of its own: who dials an address that two hosts have may reach the other one.
+    # Each host has its own secret: an address that two hosts share may lead to the wrong one.
     secret = secrets.token_hex(16)
     try:
         examined, clock_s = host_requests.examine(found, replace(request, secret=secret))  # fmt: skip
@@ -152,13 +154,13 @@ def _visit(
 
 
 def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Subject:
-    """Return a host with what it finds behind the doors of all others; one that is gone meanwhile finds nothing."""
+    """Return a host with the results of its connections to all others; a host that is gone has none."""
     doors, asked = [], []
     own = visits.index(one)
-    # The next one first, so that no host is dialled by all at the same time.
+    # It starts with the next host, so that all hosts do not connect to the same one at once.
     for other in (*visits[own + 1 :], *visits[:own]):
         address = other.subject.examined.route.address
-        # A port is 0 where something else has it.
+        # A port is 0 if another program uses it.
         for kind, port in zip(kinds, other.ports, strict=False):
             if port:
                 doors.append(protocol.HostDoor(address=address, port=port, secret=other.secret))  # fmt: skip
@@ -176,7 +178,7 @@ def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Sub
 
 
 def _shut(one: _Visit) -> None:
-    """Close the doors of a host whose link rests from now on; those of any other close with its link."""
+    """Close the listening ports of a host whose link stays open; those of any other host close with its link."""
     if one.link.kept is not None:
         try:
             host_requests.knock(one.link, ())

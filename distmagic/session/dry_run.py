@@ -1,4 +1,4 @@
-"""What a run would start, without a start."""
+"""Shows what a run would start, without starting it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distmagic.systems.protocol import hosts_of
 
 
 def preview(request: Request) -> str:
-    """Return the request that a scheduler would get for the hosts of a run; none is sent."""
+    """Return the request for hosts that a scheduler would get. Sends nothing."""
     assert request.allocation is not None
     return hosts_of(request.allocation.system).preview(
         request.allocation, request.access, owner(), is_elastic=request.spec.is_elastic
@@ -31,7 +31,7 @@ def start_commands(
     program: str = "<the cell>",
     payload: Payload | None = None,
 ) -> str:
-    """Return the commands that a run would start on every host, having started nothing. `payload` is a script's."""
+    """Return the commands that a run would start on every host. Starts nothing. Only a script has a `payload`."""
     fleet = first_links.fleet
     enough = enough_hosts(spec, len(fleet.hosts))
     work = work_dir(spec, payload)

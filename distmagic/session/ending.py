@@ -1,4 +1,4 @@
-"""How a run of a session ends: what is left of it, the error that its end means, or the job that goes on alone."""
+"""The end of a run in a session: its `Run`, its error, or the job that runs on detached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Left = Run | Detached
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnding:
-    """What the end of a run takes of its session. `reach` and `attach` are the session's own."""
+    """The parts of a session that the end of a run uses. `reach` and `attach` are the session's own."""
 
     reach: Callable[..., FirstLinks]
     attach: Callable[..., Left]
@@ -44,7 +44,7 @@ class RunEnding:
     def left_of(
         self, followed: Followed, opener: LinkOpener, screen: Screen, variable: str
     ) -> Left:
-        """Return what is left of a run. Raises the error that its end means, which carries the `Run`."""
+        """Return the finished run as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
         state = replace(followed.state, variable=variable)
         if not state.is_over:
             return self._leave(followed, opener.fleet, screen)
@@ -69,10 +69,11 @@ class RunEnding:
         try:
             return left(state, small_results, open_link, error)
         finally:
-            del error  # its traceback holds this frame: the two would keep each other, and the run, alive
+            # the error's traceback refers to this frame: a reference cycle would keep both, and the run, alive
+            del error
 
     def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
-        """Return what the doctor finds on the hosts of a run that failed; "" for nothing, and where it can't look."""
+        """Return the doctor's findings on the hosts of a failed run; "" if there are none, or it can't ask."""
         seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
         access = replace(fleet.access, connect_timeout_s=seconds)
         port = 0
@@ -83,17 +84,17 @@ class RunEnding:
                 first_links = self.reach(fleet.hosts, access, asker)
                 found = doctor.examine(first_links, port=port)
             except (Exception, KeyboardInterrupt):  # noqa: BLE001
-                return ""  # the run's own error is the one to raise, whatever goes wrong here
+                return ""  # the run's own error is raised, whatever fails here
         return in_words(found.findings)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
-        """Let a detached job go on, and return what finds it again."""
+        """Leave a detached job running, and return the object that finds it again."""
         state = followed.state
         hosts = []
         for index in dict.fromkeys(followed.host_indices):
             if index != UNKNOWN_HOST and fleet.known[index] not in hosts:
                 hosts.append(fleet.known[index])
-        # A job may have come to others since.
+        # An elastic job may have moved to other hosts since.
         spare = [host for host in fleet.known if host not in hosts]
         fleet = Fleet(hosts=tuple(hosts), access=fleet.access, spare=tuple(spare))
         again = JobHandle(ending=self, job=state.job, fleet=fleet)
@@ -106,18 +107,18 @@ class RunEnding:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHandle:
-    """A job that goes on alone, and where it is looked for: on the hosts of `fleet` that it had, and on the spare ones."""
+    """A job that runs on detached. It is searched for on the hosts of `fleet` where it ran, and on the spare hosts."""
 
     ending: RunEnding
     job: str
     fleet: Fleet
 
     def attach(self) -> Left:
-        """Follow it to its end, as `Session.attach`."""
+        """Follow the job to its end, as `Session.attach`."""
         return self.ending.attach(*self._find(whereabouts), screen_for())
 
     def stop(self) -> None:
-        """End it. Raises the error of a host on which it is not known to have ended."""
+        """End the job. Raises the error of a host that has not confirmed its end."""
         self.ending.housekeeping.stop(*self._find(known_whereabouts)).raise_unknown()
 
     def _find(

@@ -1,4 +1,4 @@
-"""`--export SYSTEM DIR`: a cell, or a script, becomes a folder that starts the same job on a cluster."""
+"""`--export SYSTEM DIR`: turns a cell, or a script, into a folder that starts the same job on a cluster."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
 
 
 def of_script(text: str, request: Request) -> ExportedProgram:
-    """Return the program made of the whole text of a cell, with the local modules that it imports."""
+    """Return a program from the whole text of a cell, with the local modules that it imports."""
     names = local_modules.imports_of_text(text)
     files, inside = _of_cell(local_modules.found(names), request)
-    script = _free_name(_SCRIPT, files)  # a local module may have it
+    script = _free_name(_SCRIPT, files)  # a local module may have this name
     files.append(text_file(script, text))
     words = (posixpath.relpath(script, inside or "."), *request.args)
     return _as_started(files, words=words, inside=inside)
 
 
 def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
-    """Return the program that makes a pickled call; `why` is the reason why the cell's text is no program."""
+    """Return a program that runs a pickled call; `why` is the reason why the cell's text can't be used as a program."""
     files, inside = _of_cell(payload.modules, request)
     own = {
         _RUNNER: Path(run_call.__file__),
@@ -59,7 +59,7 @@ def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
 def _of_cell(
     modules: Iterable[LocalModule], request: Request
 ) -> tuple[list[File], str]:
-    """Return the files that a cell brings, its local modules and the folder after `--sync`; and where ranks begin."""
+    """Return the files of a cell (its local modules and the folder of `--sync`), and the working directory of ranks."""
     sync = request.spec.sync
     named = None if sync is None else work_files.named_folder(sync)
     contents, _, inside = work_files.gather(named, modules, Path.cwd())
@@ -68,7 +68,9 @@ def _of_cell(
 
 
 def export_program(program: Program, request: Request, hosts: Sequence[Host]) -> str:
-    """Write the folder for a script, or a module, and return what to tell the user. Raises what `pack_program` raises."""
+    """Write the folder for a script, or a module, and return a message for the user. Raises the errors of
+    `pack_program`.
+    """
     current = Path.cwd().resolve()
     limit_bytes, sync = request.payload_limit_bytes, request.spec.sync
     payload = pack_program(program, sync=sync, current=current, limit_bytes=limit_bytes)
@@ -79,7 +81,7 @@ def export_program(program: Program, request: Request, hosts: Sequence[Host]) ->
     check_size(contents, limit_bytes, f"The folder {named}")
     words: tuple[str, ...] = ("-m", program.target)
     if not program.is_module:
-        # The script is among the files: that was checked.
+        # The script is among the files: this was checked before.
         paths = [
             path for path, file in contents.files.items() if file.path == payload.script
         ]
@@ -108,7 +110,7 @@ def _as_started(
     is_bundle: bool = False,
     **more: str,
 ) -> ExportedProgram:
-    """Return a program with what starts it, and the half of distmagic that travels, if a file imports that."""
+    """Return a program with its start command, and the zip of distmagic for hosts if a file imports it."""
     tops: set[str] = set()
     for file in files:
         if file.path.endswith(".py") and b"distmagic" in file.data:
@@ -136,7 +138,7 @@ def _as_started(
 
 
 def _files(contents: Contents) -> list[File]:
-    """Return all files, without those of folders that an export wrote; a link to a file becomes a file."""
+    """Return all files, except folders that an earlier export wrote; a link to a file becomes a file."""
     exported = tuple(
         f"{posixpath.dirname(path)}/"
         for path in contents.files
@@ -163,12 +165,12 @@ def _files(contents: Contents) -> list[File]:
 def write(
     program: ExportedProgram, name: str, request: Request, hosts: Sequence[Host]
 ) -> str:
-    """Write the folder that the request asks for, and return what to tell the user. Raises `UsageError`."""
+    """Write the folder of the request, and return a message for the user. Raises `UsageError`."""
     assert request.export is not None
     spec = request.spec
     has_secret = _SECRET in dict(spec.env)
     if _ZIP in program.imports and not has_secret:
-        # With it the nodes of a job prove to each other that they are of the same.
+        # By this secret the nodes of a job authenticate to each other.
         spec = replace(spec, env=(*spec.env, (_SECRET, secrets.token_hex(16))))
     if request.python_hosts:
         raise UsageError(

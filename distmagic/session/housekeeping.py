@@ -1,4 +1,4 @@
-"""What hosts are asked apart from a run: their jobs, logs and stacks, and what they keep. No job is followed here."""
+"""Requests to hosts outside of a run: their jobs, logs and stacks, and their disk use. No job is followed."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from distmagic.state.hangs import Explanation
 
 T = TypeVar("T")
 _LOOK_S = 0.2
-# Of the logs of a rank on all hosts together, and of each stream of a host at least: Jupyter's server passes on no more
-# than 3 MB at once.
+# Size limit of a rank's logs from all hosts together, and the minimum for each stream of a host: Jupyter's server
+# passes on at most 3 MB at once.
 _SHOWN_LOG_BYTES = 2 << 20
 _LEAST_LOG_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """How far a job was ended. On the hosts in `ended` nothing of it is left.
+    """The result of stopping a job. On the hosts in `ended`, nothing of it is left.
 
-    `unknown` says of the other hosts on which it ran why nothing is known of its end there. `was_interrupted`: the user
-    did not wait for all of them.
+    `unknown` has, for the other hosts on which it ran, the reason why its end is unknown. `was_interrupted`: the user
+    interrupted the wait.
     """
 
     ended: tuple[str, ...]
@@ -58,23 +58,23 @@ class Stopped:
     was_interrupted: bool = False
 
     def raise_unknown(self) -> None:
-        """Raise the error of a host of which nothing is known, or one for all of them."""
+        """Raise the error of a host in `unknown`, or one error for all of them."""
         if self.unknown:
             raise join_errors(list(self.unknown.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
-    """The environments that hosts have ready, by name of the host; `error` names the others and why not."""
+    """The environments that are ready, by host name; `error` names the other hosts with the reasons."""
 
     ready: Mapping[str, EnvironmentReady]
     error: BaseException | None = None
 
 
 def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int, T]:
-    """Make the same request to each host that is up, and return the answers by index of the host.
+    """Send the same request to each host that is up, and return the answers by host index.
 
-    Those that are down: see `first_links.absent`. Raises what reaching hosts raises where none is up.
+    `first_links.absent` has the hosts that are down. Raises the errors of connecting if no host is up.
     """
     with first_links.opened(enough=1) as links:
         answers = in_parallel(request, list(links.values()))
@@ -82,15 +82,15 @@ def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int,
 
 
 class Housekeeping:
-    """What looks after jobs that were started before, also by other kernels; `kernel` is the name of this one."""
+    """Manages jobs that were started before, also by other kernels; `kernel` is the name of this kernel."""
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
 
     def jobs(self, first_links: FirstLinks) -> tuple[Job, ...]:
-        """Return the jobs of which these hosts have something, the oldest first.
+        """Return the jobs that have files or processes on these hosts, oldest first.
 
-        Of several hosts some may be down: see `first_links.absent`.
+        Some hosts may be down: see `first_links.absent`.
         """
         listings = on_every(first_links, host_requests.list_jobs)
         names = first_links.fleet.names
@@ -101,10 +101,10 @@ class Housekeeping:
     def add(
         self, first_links: FirstLinks, job: Job, tell: Callable[[str, int], object]
     ) -> None:
-        """Bring hosts into an elastic job that runs; `tell` is called with each that has come, and its node rank.
+        """Add hosts to a running elastic job; `tell` is called with each added host and its node rank.
 
-        `first_links` are the host of its first node, and then these.
-        Raises `UsageError` if the job takes in no host, or not one of these, and `Cancelled` for an interrupt.
+        `first_links` are the host of its first node, followed by the new hosts. Raises `UsageError` if the job accepts
+        no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = first_links.wait()
         joiner = NodeJoiner(job.name, partial(first_links.opener.link, 0))
@@ -132,10 +132,10 @@ class Housekeeping:
         raise_first(joins)
 
     def stop(self, first_links: FirstLinks, job: Job) -> Stopped:
-        """End a job on its own hosts, as far as they are known; returns when its processes are gone there.
+        """Stop a job on its hosts, as far as they are known; return when its processes have ended.
 
-        `first_links` are these hosts, in the order of `job.known`. An interrupt, and a host that can't be reached or does
-        not confirm the end in time, are no errors here: see `Stopped`. Raises what `wait` raises where no host is up.
+        `first_links` are these hosts, in the order of `job.known`. An interrupt, an unreachable host, or a host that
+        does not confirm the end in time raise no error: see `Stopped`. Raises the errors of `wait` if no host is up.
         """
         there = first_links.wait(enough=1)
         unknown: dict[str, DistmagicError] = {}
@@ -154,7 +154,7 @@ class Housekeeping:
         was_interrupted = False
         try:
             while wait(stops, _LOOK_S).not_done:
-                pass  # an interrupt that comes just before a wait is noticed when it is over
+                pass  # an interrupt just before a wait is noticed after the wait
         except KeyboardInterrupt:
             was_interrupted = True
         for (_, node), stopped in zip(asked, stops, strict=True):
@@ -165,7 +165,7 @@ class Housekeeping:
             elif isinstance(error := stopped.exception(), DistmagicError):
                 unknown[host] = error
             else:
-                stopped.result()  # it raises what is no error of ours
+                stopped.result()  # raises exceptions that are no distmagic errors
         in_parallel(Link.close, there)
         ended = dict.fromkeys(job.hosts[node] for node in job.known)
         return Stopped(
@@ -177,10 +177,10 @@ class Housekeeping:
     def logs(
         self, first_links: FirstLinks, job: Job, rank: int, *, by_time: bool = False
     ) -> str | None:
-        """Return what a rank of a job has written last, wherever it ran; None if it ran on none of these hosts.
+        """Return the end of a rank's output, from all hosts on which it ran; None if it ran on none of these.
 
-        stdout comes before stderr, or with `by_time` their lines come as the host has read them. It is as much as a page
-        shows at once, and says where more is left out. `first_links` as for `stop`.
+        stdout comes before stderr, or with `by_time` lines are in the order in which the host read them. The text is
+        limited to what a page shows at once, and names what is left out. `first_links` as for `stop`.
         """
 
         def has_run(link: Link, node_rank: int) -> bool:
@@ -210,13 +210,13 @@ class Housekeeping:
             return "".join(in_parallel(of_node, nodes))
 
     def stacks(self, first_links: FirstLinks, job: Job) -> Explanation:
-        """Ask all ranks of a running job where they are; nothing else is changed. `first_links` as for `attach`."""
+        """Ask all ranks of a running job for their stacks, without changing anything. `first_links` as for `attach`."""
         there = first_links.wait(enough=1)
         links = dict(zip(first_links.present, there, strict=True))
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
-            # They follow the job: nothing else can be asked over them.
+            # These links follow the job: no other request can use them.
             in_parallel(Link.close, there)
 
     def profile(self, first_links: FirstLinks, job: Job, steps: int) -> Profile:
@@ -227,9 +227,10 @@ class Housekeeping:
     def remove(
         self, first_links: FirstLinks, jobs: Sequence[Job], owner: str = ""
     ) -> int:
-        """Remove logs and results of jobs that have ended from their hosts, as far as these are up; return the bytes.
+        """Remove logs and results of finished jobs from those hosts that are up; return the removed bytes.
 
-        With an `owner` each host removes only what it knows itself to be this one's, whatever another host said.
+        With an `owner`, each host removes only jobs that its own records assign to this owner, whatever another host
+        reported.
         """
         names = sorted({job.name for job in jobs})
 
@@ -241,15 +242,15 @@ class Housekeeping:
     def cached(
         self, first_links: FirstLinks, *, removes: bool = False, owner: str = ""
     ) -> int:
-        """Return the bytes that the hosts that are up keep of what was sent and made; with `removes` they are gone.
+        """Return the bytes of sent and generated files on the hosts that are up; with `removes`, delete them.
 
-        With an `owner` without what others have made.
+        With an `owner`, files of other owners are left out.
         """
         prune = partial(host_requests.prune_blobs, removes=removes, owner=owner)
         return sum(on_every(first_links, prune).values())
 
     def work_dirs(self, first_links: FirstLinks) -> dict[str, tuple[KeptWorkDir, ...]]:
-        """Return the working directories that each host keeps, by the names of those that are up."""
+        """Return the working directories on each host that is up, by host name."""
         found = on_every(first_links, host_requests.list_work_dirs)
         names = first_links.fleet.names
         return {names[host_index]: dirs for host_index, dirs in found.items()}
@@ -257,7 +258,7 @@ class Housekeeping:
     def remove_work_dirs(
         self, first_links: FirstLinks, names: Mapping[str, Sequence[str]]
     ) -> int:
-        """Remove working directories, `names` by host, from the hosts that are up; return the bytes."""
+        """Remove working directories (`names` by host) from the hosts that are up; return the removed bytes."""
 
         def from_host(link: Link) -> int:
             return sum(
@@ -268,9 +269,10 @@ class Housekeeping:
         return sum(on_every(first_links, from_host).values())
 
     def folder(self, first_links: FirstLinks, path: str) -> RemoteFolder:
-        """Return a folder of the one host of `first_links`; a path counts from the home there."""
+        """Return a folder on the only host in `first_links`; a path is relative to the home directory."""
         with first_links.opened():
-            pass  # its errors come now, and its connection is there for all files
+            # Connects now, so that errors come early and all files share one connection.
+            pass
 
         opener = first_links.opener
 
@@ -285,10 +287,10 @@ class Housekeeping:
         packages: Packages,
         show: Callable[[Mapping[str, EnvironmentProgress]], object],
     ) -> Synced:
-        """Have each host make a virtual environment with these packages, unless it is there.
+        """Make a virtual environment with these packages on each host, unless it exists.
 
-        `show` is called on this thread, again and again, with what each host has said last. Raises what reaching hosts
-        raises, and `Cancelled` for an interrupt: the hosts end what they have begun then.
+        `show` is called repeatedly on this thread with the latest progress of each host. Raises the errors of
+        connecting, and `Cancelled` for an interrupt: the hosts then end what they have started.
         """
         request = SyncEnvironment(
             name=packages.name,
@@ -329,7 +331,7 @@ class Housekeeping:
     def templates(
         self, first_links: FirstLinks
     ) -> tuple[tuple[Template, ...] | None, ...]:
-        """Return what each host keeps loaded for this kernel; None for one that is down."""
+        """Return the warm processes of this kernel on each host; None for a host that is down."""
 
         def of_host(link: Link) -> tuple[Template, ...]:
             return link.query(ListTemplates(owner=self._kernel), Templates).templates

@@ -1,9 +1,10 @@
-"""The same cell or script on every node of a job: node 0 runs it on all nodes, the others serve node 0 and follow it.
+"""Runs the same cell or script on every node of a job: node 0 runs it on all nodes, the others serve node 0 and follow
+it.
 
-What one node says and proves to another is in inside/.
+inside/ has the messages and the authentication between nodes.
 """
 
-# ruff: noqa: T201  # what is said of a node belongs to the output of its cell
+# # ruff: noqa: T201  # messages about a node belong to the output of its cell
 
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ from distmagic.session.background import BackgroundRun
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
 
-PATIENCE = 20  # times --connect-timeout, for nodes to come: 5 minutes where nothing else is said
+PATIENCE = 20  # times --connect-timeout, for nodes to arrive: 5 minutes by default
 
 Outcome = Run | Detached | BackgroundRun | None
 Launch = Callable[[tuple[Host, ...], Access], Outcome]
 
 
 def digest_of(*texts: str) -> str:
-    """Return a name for what a node runs: nodes that run different things have different ones."""
+    """Return a digest of the code that a node runs, to detect nodes that run different code."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode(errors="surrogateescape")
@@ -55,7 +56,7 @@ def digest_of(*texts: str) -> str:
 
 
 class Inside:
-    """The job whose nodes all run what this process runs, if it is in one. Its part there is kept for all cells.
+    """The job whose nodes all run the code of this process, if there is one. All cells share this process's part in it.
 
     `kernel` and `own_link` as for `Part`.
     """
@@ -65,7 +66,7 @@ class Inside:
         self._part: Part | None = None
 
     def part(self, environ: Mapping[str, str]) -> Part | None:
-        """Return this process's part among the nodes of a job, None where it is in no such job. Raises `UsageError`."""
+        """Return this process's part in such a job; None if it is in none. Raises `UsageError`."""
         place = detect(environ)
         if place is None:
             return None
@@ -76,25 +77,25 @@ class Inside:
 
     @property
     def source(self) -> Source | None:
-        """Where the other nodes come from, None outside a job."""
+        """The source of the other nodes; None outside a job."""
         return None if self._part is None else self._part.source
 
     def transport(self, host: Host) -> Transport:
-        """Return the way to one of the other nodes. Raises `Unreachable`."""
+        """Return a transport to one of the other nodes. Raises `Unreachable`."""
         assert self._part is not None
         return self._part.transport(host)
 
     def close(self) -> None:
-        """Leave the job's other nodes."""
+        """Disconnect from the job's other nodes."""
         part, self._part = self._part, None
         if part is not None:
             part.close()
 
 
 class Part:
-    """The part of this process among the nodes of a job.
+    """The part of this process in a job whose nodes all run the same code.
 
-    `kernel` is the name under which hosts keep something loaded for node 0. `own_link` opens a link to this machine, for
+    `kernel` is the name under which hosts keep warm processes for node 0. `own_link` opens a link to this machine, for
     the results of its own ranks.
     """
 
@@ -128,11 +129,11 @@ class Part:
         launch: Launch,
         before: Callable[[], object] = lambda: None,
     ) -> Outcome:
-        """Run a cell or script as this node has to, and return its outcome.
+        """Run a cell or script in this node's role, and return its outcome.
 
-        Node 0 calls `launch` with the hosts of the job. The others do what comes `before`, serve, and return what node 0
-        tells, with the results of their own ranks. Raises what `launch` raises, on all nodes; `Unreachable`; and `UsageError`,
-        also where the nodes can't prove who they are.
+        Node 0 calls `launch` with the hosts of the job. The others call `before`, serve node 0, and return the outcome
+        that node 0 sends, with the results of their own ranks. Raises the errors of `launch` on all nodes,
+        `Unreachable`, and `UsageError`, for example if the nodes can't authenticate.
         """
         if self.place.task is not None:
             raise UsageError(
@@ -157,19 +158,19 @@ class Part:
         return self._lead(self._proof, digest, access, launch)
 
     def refusal(self, flag: str) -> UsageError:
-        """Return the error of a flag that lets the cell end before its run."""
+        """Return the error for a flag by which a cell would end before its run."""
         return UsageError(
             f"{self.place.words}: a job ends with the commands of its nodes, so {flag} means nothing here.",
             "Leave it out.",
         )
 
     def transport(self, host: Host) -> Transport:
-        """Return the way to one of the other nodes. Raises `Unreachable`."""
+        """Return a transport to one of the other nodes. Raises `Unreachable`."""
         assert self._meeting is not None
         return self._meeting.transport(host.name)
 
     def close(self) -> None:
-        """Leave the job's other nodes."""
+        """Disconnect from the job's other nodes."""
         if self._meeting is not None:
             self._meeting.close()
         if self._following is not None:
@@ -212,7 +213,7 @@ class Part:
     def _told(
         self, run: Outcome, error: BaseException | None, node_rank: int
     ) -> dict[str, Any]:
-        """Return the message about the run's end that a node gets."""
+        """Return the message to a node about the run's end."""
         told: dict[str, Any] = {"kernel": self._kernel}
         if error is not None:
             told["error"] = as_words(error)
@@ -235,7 +236,7 @@ class Part:
 
     @staticmethod
     def _with_pythons(access: Access, meeting: Meeting) -> Access:
-        """Return the way to the nodes: where the user names no interpreter, each has the one that it runs."""
+        """Return `access` with each node's own interpreter, unless the user names one."""
         known = dict(access.pythons)
         if "" not in known:
             for member in meeting.members:
@@ -268,7 +269,7 @@ class Part:
                 f"Interrupted: this node, {self.place.node_rank}, has left the run."
             ) from None
         except BaseException:
-            self.close()  # node 0 is not to wait for this node
+            self.close()  # node 0 must not wait for this node
             raise
         self._led_by = str(told.get("kernel", ""))
         run = self._own_ranks(told, access) if told.get("job") else None
@@ -281,7 +282,7 @@ class Part:
         return run
 
     def _own_ranks(self, told: Mapping[str, Any], access: Access) -> Run:
-        """Return the run as far as this node has it: its own ranks, whose results and logs are here."""
+        """Return the run as this node has it: with the results and logs of its own ranks."""
         place = self.place
         workers = {}
         for one in told["ranks"]:
@@ -324,7 +325,7 @@ def _as_error(words: Mapping[str, Any], lead: str) -> DistmagicError:
         what = sanitize.lines(f"{words['kind']}: {message}")
         return DistmagicError(f"{lead}: node 0 failed before the run: {what}", hint)
     if kind is not UsageError and not issubclass(kind, RunError):
-        return DistmagicError(message, hint)  # made of other arguments
+        return DistmagicError(message, hint)  # its class takes other arguments
     error: DistmagicError = kind(message, hint)
     if isinstance(error, RunError):
         error.stacks = str(words["stacks"])

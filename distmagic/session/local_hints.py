@@ -1,4 +1,4 @@
-"""What this machine knows better than the host on which a rank failed: what it lacks, a file, a module or a name, is here."""
+"""Hints from this machine for a rank that failed for lack of a file, a module or a name that exists on this machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distmagic.state.model import RunState
 from distmagic.state.verdict import INTERRUPTED_WHEN_OVER, verdict
 
 _FILE = re.compile(r"No such file or directory: b?(['\"])(?P<path>.+?)\1")
-# Of `eval`, `getattr(__main__, ...)` and a pickle; and of `globals()[...]`.
+# Errors of `eval`, of `getattr(__main__, ...)` and of unpickling; and of `globals()[...]`.
 _NAME = re.compile(r"(?:name|attribute) '(\w+)'|^'(\w+)'$")
 _MODULE = re.compile(r"(?:No module named|needs the module) '(?P<name>[\w.]+)'")
 
 
 def error_of(state: RunState, *, was_interrupted: bool) -> RunError | None:
-    """Return the error that the end of a run means, with what this machine knows of it; None for none.
+    """Return the error of a finished run, with hints from this machine; None if it succeeded.
 
     `was_interrupted`: an interrupt came when the run was over.
     """
@@ -37,7 +37,7 @@ def error_of(state: RunState, *, was_interrupted: bool) -> RunError | None:
 
 
 def local_hint(state: RunState, folder: Path) -> str:
-    """Return what to say of the first failure of a run, "" for nothing. `folder` is this process's working directory."""
+    """Return a hint for the first failure of a run, "" for none. `folder` is this process's working directory."""
     rank = state.first_failure
     worker = state.workers.get(rank) if rank is not None else None
     failure = worker.ended.failure if worker and worker.ended else None
@@ -54,7 +54,7 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
     found = _FILE.search(failure.message)
     if found is None or failure.type != "FileNotFoundError":
         return ""
-    # A name that is too long, a null byte, a user who does not exist.
+    # The name is too long, contains a null byte, or refers to an unknown user.
     try:
         here = (folder / Path(found["path"]).expanduser()).resolve()
         is_here = here.exists()
@@ -80,7 +80,7 @@ def _of_file(failure: Failure, host: str, folder: Path) -> str:
 
 
 def _sync(place: Path, folder: Path) -> str:
-    """Return the flag that brings what lies in a place of this machine."""
+    """Return the flag that sends a folder of this machine."""
     is_below = place.is_relative_to(folder.resolve())
     return "--sync ." if is_below else f"--sync {shlex.quote(str(place))}"
 
@@ -118,7 +118,7 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
 
 
 def _of_name(failure: Failure) -> str:
-    """Return what to do about a name of the notebook that a rank lacks, because no code names it."""
+    """Return a hint for a name of the notebook that a rank lacks because no code mentions it."""
     found = _NAME.search(failure.message)
     name = found and (found[1] or found[2])
     is_asked_for = {
@@ -135,7 +135,7 @@ def _of_name(failure: Failure) -> str:
 
 
 def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str:
-    """Return what to do about a module of an installed package, "" for one of Python's own."""
+    """Return a hint for a module of an installed package, "" for one of Python's standard library."""
     top = name.partition(".")[0]
     if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
         return ""
@@ -147,7 +147,7 @@ def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str
 
 
 def _compiled_in(places: list[str], name: str) -> str:
-    """Return the file of a compiled submodule in a package's folders, "" for none."""
+    """Return the file of a compiled submodule in a package's folders, "" if there is none."""
     for place in places if name else ():
         for suffix in EXTENSION_SUFFIXES:
             path = Path(place, *name.split(".")[:-1], name.rpartition(".")[2] + suffix)

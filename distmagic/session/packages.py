@@ -1,6 +1,7 @@
-"""Which packages an environment on hosts is to have: those of this kernel, of a requirements file, or of a lock file.
+"""The packages for an environment on hosts: those of this kernel, of a requirements file, or of a lock file.
 
-Lines are as pip reads them. What lies on this machine alone is left out, and named: no host could find it.
+Lines have pip's syntax. Packages that exist only on this machine are left out and named, because no host could find
+them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from distmagic.remote.records.environments import UV_EXPORT
 LOCK_FILES = ("uv.lock", "pylock.toml")
 _INSTALLED = ("site-packages", "dist-packages")
 _NOT_NEEDED = ("distmagic", "pip")
-_LINE_BYTES = 900_000  # a request is one line, which may have a megabyte
-_FILES_BELOW = 20  # of requirements that name each other
+_LINE_BYTES = 900_000  # a request is one line of at most a megabyte
+_FILES_BELOW = 20  # limit for requirements files that include each other
 _EXPORT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """What an environment is to have, and under which name. `notes` are for the user.
+    """The packages of an environment, and its name. `notes` are messages for the user.
 
-    `requirements` are lines for pip. In place of them `lock` may have the text of a lock file that only uv can read, by
-    file name.
+    `requirements` are lines for pip. Instead, `lock` may have the text of a lock file that only uv can read, by file
+    name.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Packages:
 
 
 def of_kernel(name: str) -> Packages:
-    """Return what is installed beside this kernel, each in the version that it has here."""
+    """Return the packages installed for this kernel, each in its version here."""
     lines: dict[str, str] = {}
     left_out = []
     for found in importlib.metadata.distributions():
@@ -67,19 +68,19 @@ def of_kernel(name: str) -> Packages:
             lines[key] = line
         else:
             left_out.append(own)
-    for key in lines:  # one that lies before it on sys.path hides the other
+    for key in lines:  # an earlier one on sys.path hides the other
         left_out = [own for own in left_out if own.lower().replace("_", "-") != key]
     notes = _notes(sorted(set(left_out)))
     return _with_torch_note(name, [lines[key] for key in sorted(lines)], notes)
 
 
 def _line_of(found: importlib.metadata.Distribution, name: str) -> str:
-    """Return the line for a package of this kernel, "" for one that lies on this machine alone."""
+    """Return the line for a package of this kernel, "" for one that exists only on this machine."""
     if Path(str(found.locate_file(""))).name not in _INSTALLED:
         return ""
     text = found.read_text("direct_url.json")
     if text is None:
-        # Each host gets the build of its own index: torch of this machine may be one for its CPU.
+        # Each host gets the build from its own index: this machine's torch may be a CPU build.
         return f"{name}=={found.version.partition('+')[0]}"
     origin = json.loads(text)
     url = str(origin.get("url", ""))
@@ -92,10 +93,10 @@ def _line_of(found: importlib.metadata.Distribution, name: str) -> str:
 
 
 def of_requirements(path: Path, name: str | None = None) -> Packages:
-    """Return what a requirements file of pip's names, also in other files. Raises `UsageError`."""
+    """Return the packages of a pip requirements file and of the files that it includes. Raises `UsageError`."""
     lines, left_out = [], []
     for line in _read(path, _FILES_BELOW):
-        # Whether a line of a requirements file means something that lies on this machine.
+        # Whether a line of a requirements file refers to something on this machine.
         if line.startswith(("-e", "--editable", ".", "/", "~", "file:")):
             is_local = True
         elif "://" in line:
@@ -110,9 +111,9 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
 
 
 def of_lock(path: Path, name: str | None = None) -> Packages:
-    """Return what a uv.lock, a pylock.toml or a locked requirements file names. Raises `UsageError`.
+    """Return the packages of a uv.lock, a pylock.toml or a locked requirements file. Raises `UsageError`.
 
-    A uv.lock is exported by uv, here where there is one, else on the hosts.
+    uv exports a uv.lock: on this machine if it is installed here, else on the hosts.
     """
     named = name or _name_of(path)
     if path.name == "uv.lock":
@@ -162,7 +163,7 @@ def _text_of(path: Path) -> str:
 
 
 def _read(path: Path, files_left: int) -> Iterator[str]:
-    """Yield the lines of a requirements file, whole and without comments, and those of the files that it names."""
+    """Yield the complete lines of a requirements file, without comments, and those of the files that it includes."""
     if not files_left:
         raise UsageError(f"{path}: requirements files name each other without end.")
     text = re.sub(r"\\\n\s*", " ", _text_of(path))
@@ -182,7 +183,7 @@ def _read(path: Path, files_left: int) -> Iterator[str]:
 
 
 def _name_of(path: Path) -> str:
-    """Return the name of an environment for a file: of a lock file that of its project, else the file's own."""
+    """Return the name of the environment for a file: a lock file's project, or the file's name."""
     stem = path.stem
     if path.name in LOCK_FILES:
         stem = path.resolve().parent.name

@@ -1,6 +1,6 @@
-"""Where a cell or a script runs: hosts that are named, or nodes of a scheduler, for which it may have to wait.
+"""The place where a cell or a script runs: named hosts, or a scheduler's nodes, for which it may have to wait.
 
-A run in the background begins here, because it waits for its place on its own thread.
+A background run starts in this module, because it waits for its place on its own thread.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ S = TypeVar("S", bound=Screen)
 
 
 class Place:
-    """The hosts of one run. Those that are known are being reached from the beginning; `reach` waits for the others.
+    """The hosts of one run. Connecting to known hosts starts at once; `reach` waits for the others.
 
-    Either `hosts` or `allocation` says where it is. `first_links` are those to hosts that are known by now.
+    Either `hosts` or `allocation` is set. `first_links` are the links to hosts that are known so far.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its hosts; of nodes that are still pending, their numbers."""
+        """The names of its hosts; for nodes that are still pending, their numbers."""
         if self.first_links is not None:
             return tuple(host.name for host in self.first_links.fleet.hosts)
         assert self._allocation is not None
@@ -90,9 +90,10 @@ class Place:
         *,
         in_background: bool = False,
     ) -> Run | Detached | BackgroundRun:
-        """Run what `pack` returns, and show it; `variable` as for `Session.launch`. Raises what these and `launch` raise.
+        """Run the payload from `pack`, and show the run; `variable` as for `Session.launch`. Raises the errors of these
+        and of `launch`.
 
-        Until the launch an error gives the hosts up.
+        An error before the launch releases the hosts.
         """
         with self.given_up_after_error():
             screen = make_screen()
@@ -105,7 +106,9 @@ class Place:
         self, payload: Payload, screen: Screen, variable: str = "run", job: str = "",
         companion: Companion | None = None,
     ) -> Run | Detached:  # fmt: skip
-        """Run a job here to its end, as `Session.launch`, and fetch its files; of a run that does not begin nothing stays."""
+        """Run a job at this place to its end, as `Session.launch`, and fetch its files. A run that does not start
+        leaves nothing.
+        """
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
             for future in first_links.futures:
@@ -126,7 +129,8 @@ class Place:
     def begin(
         self, payload: Payload, screen: Screen, variable: str = "run", companion: Companion | None = None,
     ) -> BackgroundRun:  # fmt: skip
-        """Begin a run and return it at once. `screen` is shown the first state now: that makes the output of this cell.
+        """Start a background run and return it at once. `screen` shows the first state now: that makes the output of
+        this cell.
 
         `variable` and `companion` as for `Session.launch`.
         """
@@ -144,7 +148,7 @@ class Place:
 
         def open_link(node_rank: int) -> Link:
             first_links = self.first_links
-            assert first_links is not None  # there is a node
+            assert first_links is not None  # a node exists
             name = shown.state.nodes[node_rank].host
             names = first_links.fleet.names
             if name not in names:
@@ -160,8 +164,8 @@ class Place:
     ) -> FirstLinks:
         """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
 
-        That may take hours, in which nobody on this machine removes the files of `payload`. Raises `UsageError` before that
-        if its folder can't be sent.
+        That may take hours, in which the files of `payload` are protected from cleanup. Raises `UsageError` first if
+        its folder can't be sent.
         """
         if self.first_links is not None:
             return self.first_links
@@ -182,7 +186,7 @@ class Place:
 
     @contextmanager
     def given_up_after_error(self) -> Iterator[None]:
-        """Give up where the block ends with an error. An interrupt becomes `Cancelled`."""
+        """Release the place if the block ends with an error. An interrupt becomes `Cancelled`."""
         try:
             yield
         except KeyboardInterrupt as interrupt:
@@ -193,9 +197,9 @@ class Place:
             raise
 
     def cancel(self) -> None:
-        """Give up. An allocation that is held stays for the next cell; one that is still pending is cancelled.
+        """Release the place. An allocation that has started is kept for the next cell; a pending one is cancelled.
 
-        It stays pending if another run waits for it too.
+        It remains pending if another run waits for it too.
         """
         if self.first_links is not None:
             self.first_links.cancel()
@@ -205,7 +209,7 @@ class Place:
                 self._allocation.end()
 
     def interrupt(self) -> None:
-        """Have `reach`, which waits on another thread, raise KeyboardInterrupt or why the allocation has ended."""
+        """Make `reach`, which waits on another thread, raise KeyboardInterrupt or the error of its allocation."""
         if self.first_links is None:
             self.cancel()
             self._asker.interrupt()
@@ -214,9 +218,9 @@ class Place:
 def with_files(
     payload: Payload, spec: JobSpec, fleet: Fleet, asker: NotebookAsker
 ) -> Payload:
-    """Return the payload with all files that hosts need. Above the limit the user is asked. Raises `PayloadError`."""
+    """Return the payload with all files that hosts need. Asks the user above the size limit. Raises `PayloadError`."""
     if all(host.is_local for host in fleet.hosts):
-        return payload  # they are here
+        return payload  # they are on this machine already
     try:
         return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
     except PayloadTooLarge as error:
@@ -227,7 +231,7 @@ def with_files(
 
 
 def fetch(run: Run, patterns: Sequence[str]) -> None:
-    """Bring files of rank 0 to the current directory. No run is lost to a file that can't be had."""
+    """Copy files of rank 0 to the current directory. A file that can't be fetched does not fail the run."""
     for pattern in patterns:
         try:
             paths = run.fetch(pattern)
@@ -235,7 +239,8 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
             print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
             run.unfetched += (pattern,)
         else:
-            names = sanitize.line(", ".join(map(str, paths)))  # a host has chosen them
+            # A host has chosen these names.
+            names = sanitize.line(", ".join(map(str, paths)))
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201
 
 
@@ -246,7 +251,7 @@ def place_of(
     asker: NotebookAsker,
     spec: JobSpec,
 ) -> Place:
-    """Return the place of a run: hosts, or what is asked of a scheduler. Raises what `Allocations.get` raises."""
+    """Return the place of a run: hosts, or a request to a scheduler. Raises the errors of `Allocations.get`."""
     if not isinstance(hosts, HostsRequest):
         return Place(session, access, asker, spec, hosts=hosts)
     allocation = session.allocations.get(
@@ -256,7 +261,7 @@ def place_of(
 
 
 def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
-    """Return the error of an interrupt before the launch; what IPython shows of the user's own lines stays."""
+    """Return the error of an interrupt before the launch, with the user's own lines that IPython shows."""
     if isinstance(interrupt, Cancelled):
         return interrupt
     cancelled = Cancelled("Interrupted before anything was started on a host.")

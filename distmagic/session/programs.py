@@ -1,4 +1,4 @@
-"""Runs a script, or a module, on hosts: what `%distributed run` and `distmagic run` have in common."""
+"""Runs a script, or a module, on hosts: the code that `%distributed run` and `distmagic run` share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from distmagic.session.session import Session
 
 
 def check_request(request: Request) -> None:
-    """Raise `UsageError` for flags that mean a cell."""
+    """Raise `UsageError` for flags that only make sense for a cell."""
     if request.whole or request.script:
         name = "--whole" if request.whole else "--script"
         raise UsageError(
@@ -41,7 +41,7 @@ def check_request(request: Request) -> None:
 
 
 def packed(program: Program, request: Request) -> Payload:
-    """Return the files of a program. Raises what `pack_program` raises."""
+    """Return the files of a program. Raises the errors of `pack_program`."""
     return pack_program(
         program,
         sync=request.spec.sync,
@@ -58,7 +58,7 @@ def dry_run(
     access: Access,
     asker: NotebookAsker,
 ) -> str:
-    """Return the commands that a run would start on every host, having started nothing."""
+    """Return the commands that a run would start on every host. Starts nothing."""
     payload = packed(program, request)
     sync = request.spec.sync
     folder = payload.folder if sync is None else named_folder(sync)
@@ -70,11 +70,11 @@ def dry_run(
 
 
 def digest(program: Program) -> str:
-    """Return a name for a program with its arguments, the same on nodes that run the same one."""
+    """Return a digest of a program with its arguments, equal on nodes that run the same one."""
     kind = "module" if program.is_module else "script"
     text = ""
     if not program.is_module:
-        with contextlib.suppress(OSError):  # the launch says so
+        with contextlib.suppress(OSError):  # the launch reports it
             text = Path(program.target).read_text(
                 encoding="utf-8", errors="surrogateescape"
             )
@@ -82,9 +82,9 @@ def digest(program: Program) -> str:
 
 
 def run_as_rank(program: Program, place: JobNode) -> None:
-    """Run a program in this process, which is one rank of a job that starts a task a rank.
+    """Run a program in this process, which is one rank of a job that starts one task for each rank.
 
-    It sees the variables that torchrun would set. Raises what the program raises.
+    The program sees the variables that torchrun would set. Raises the program's exceptions.
     """
     assert place.task is not None
     task = place.task
@@ -114,13 +114,13 @@ def run_workflow(
     pack: Callable[[], Payload],
     variable: str,
 ) -> Run:
-    """Run what `pack` returns as a system runs whole jobs; `variable` as for `Session.launch`.
+    """Run the payload from `pack` as a whole job of a system; `variable` as for `Session.launch`.
 
-    Raises what the system's `run.py` raises.
+    Raises the errors of the system's `run.py`.
     """
     assert request.workflow is not None
     system = named(request.workflow.system)
-    assert system is not None  # it was found when the line was read
+    assert system is not None  # it was found when the line was parsed
     runner = system.part("run")
     runner.check(request)
     payload = pack()
@@ -134,10 +134,10 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
 ) -> Run | Detached | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
-    `variable` as for `Session.launch`. Raises what `Allocations.get` and `Session.launch` raise, and `UsageError`.
+    `variable` as for `Session.launch`. Raises the errors of `Allocations.get` and `Session.launch`, and `UsageError`.
     """
     if request.background:
-        asker.can_ask = False  # nobody is there for the whole run
+        asker.can_ask = False  # the user may be away during the run
     wanted = request.allocation or hosts
     return place_of(session, wanted, access, asker, request.spec).run(
         make_screen,

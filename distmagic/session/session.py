@@ -1,4 +1,4 @@
-"""A kernel's session with its hosts: runs jobs there, follows those that were started before, and keeps hosts warm."""
+"""A kernel's session: runs jobs on hosts, follows jobs that were started before, and keeps processes on hosts warm."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from distmagic.tracking.screen import TrackedScreen
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
-_BEGUN = 50  # jobs of which it is remembered where they were begun
+_BEGUN = 50  # number of jobs whose hosts are remembered
 
 
 class Session:
-    """What a kernel keeps between runs: open connections, and warm processes on hosts, which know it as `kernel`."""
+    """The state of a kernel between runs: open connections, and warm processes on hosts, which belong to `kernel`."""
 
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)
@@ -54,11 +54,11 @@ class Session:
             allocations=self.allocations,
             history=self.history,
         )
-        self._followed: set[str] = set()  # jobs that this kernel follows just now
-        self._begun: dict[str, Fleet] = {}  # jobs, in order
+        self._followed: set[str] = set()  # jobs that this kernel follows now
+        self._begun: dict[str, Fleet] = {}  # jobs by name, in order of their start
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return a way to a host: as it has dialled, through its allocation, or by itself."""
+        """Return a transport to a host: over its own connection to this node, through its allocation, or directly."""
         if host.allocation is None:
             return connect(host, access, asker)
         if host.allocation == self.inside.source:
@@ -67,13 +67,13 @@ class Session:
 
     @property
     def begun(self) -> tuple[str, ...]:
-        """The names of the last jobs that this kernel began, the newest first."""
+        """The names of the last jobs that this kernel started, newest first."""
         return tuple(reversed(self._begun))
 
     def begun_at(self, job_name: str) -> Fleet | None:
-        """Return the hosts of a job that this kernel began; None for any other job.
+        """Return the hosts of a job that this kernel started; None for any other job.
 
-        `job_name` may be the beginning of a name that only one of them has.
+        `job_name` may be a unique prefix of its name.
         """
         if job_name in self._begun:
             return self._begun[job_name]
@@ -84,10 +84,10 @@ class Session:
         self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
         spare: tuple[Host, ...] = (),
     ) -> FirstLinks:  # fmt: skip
-        """Begin to reach hosts, in the background; no host means this machine. `spec` is the run that is to come.
+        """Start to connect to hosts, in the background; no host means this machine. `spec` describes the coming run.
 
-        Of `spare` hosts only the names are needed for now: they may come to a job that is followed. Raises `PayloadError`
-        where this machine can't keep what is sent.
+        `spare` hosts are only named for now: they may join a job that is followed. Raises `PayloadError` if this
+        machine can't store the files to send.
         """
         hosts = hosts or (LOCALHOST,)
         opener = LinkOpener(
@@ -101,11 +101,11 @@ class Session:
         self, first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen,
         job: str = "", variable: str = "run", companion: Companion | None = None,
     ) -> Left:  # fmt: skip
-        """Run a job to its end and return what is left of it; one that is to be detached only until it has begun.
+        """Run a job to its end and return its `Run`; for a job to be detached, return once it has started.
 
-        `variable` is the one that gets the run, as messages name it. A `companion` takes part in its loop.
-        Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for
-        an interrupt at any time, `Cancelled`.
+        `variable` is the name of the run's variable in messages. A `companion` takes part in its loop. Raises a
+        `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for an
+        interrupt at any time, `Cancelled`.
         """
         work = work_dir(spec, payload)
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
@@ -129,7 +129,7 @@ class Session:
                     companion,
                 )
         except BaseException:
-            if not first_links.is_settled:  # there is nothing of it on any host
+            if not first_links.is_settled:  # no host has anything of it
                 self._begun.pop(job, None)
             raise
         return self._ending.left_of(followed, first_links.opener, screen, variable)
@@ -139,10 +139,10 @@ class Session:
     ) -> Left:
         """Follow a job from its first event to its end, as if this kernel had started it.
 
-        An interrupt ends it; of a detached job it only ends the following.
+        An interrupt ends the job; for a detached job it only ends the following.
 
-        `first_links` lead to the job's own hosts in the order of its nodes; those that are down are tried again and again, as
-        when a connection breaks. `variable` as for `launch`, and so is what it raises for a run.
+        `first_links` lead to the job's own hosts in the order of its nodes. Those that are down are retried, as after a
+        broken connection. `variable` as for `launch`, and so are the errors of the run.
         """
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
@@ -151,7 +151,7 @@ class Session:
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:
-        """Have a job count as followed by this kernel: another run of it, in another thread, is not in its way."""
+        """Mark a job as followed by this kernel, so that another run of it, in another thread, does not interfere."""
         self._followed.add(job)
         try:
             yield
@@ -159,21 +159,21 @@ class Session:
             self._followed.discard(job)
 
     def close_before_connections(self, _: object) -> None:
-        """Have `close` called when Python ends: last registered, it comes before paramiko closes all connections."""
+        """Call `close` when Python ends. Registered last, it runs before paramiko closes all connections."""
         atexit.unregister(self.close)
         atexit.register(self.close)
 
     def down(self) -> tuple[str, ...]:
-        """End what hosts keep loaded for this kernel, and close all connections; return the hosts that can't be reached."""
+        """End this kernel's warm processes on hosts, and close all connections; return the unreachable hosts."""
         names = self._warm_hosts.end(self.allocations.hosts)
         self._connections.close()
         self.allocations.end()
         return names
 
     def close(self) -> None:
-        """End what hosts keep loaded, where a conversation rests, and close all connections.
+        """End warm processes over idle links, and close all connections.
 
-        Runs in the background end before. Allocations end too, but for those on which a detached job runs.
+        Background runs end first. Allocations end too, except those with a running detached job.
         """
         self.background.close()
         self._connections.close()

@@ -1,4 +1,4 @@
-"""Files of this machine come to all hosts: once from here, and on from host to host (runner/delivery.py)."""
+"""Copies files of this machine to all hosts: once from here, and then from host to host (runner/delivery.py)."""
 
 # ruff: noqa: T201  # lines for people
 
@@ -21,16 +21,17 @@ from distmagic.remote.wire.protocol import Folder, PlacedFile
 from distmagic.runner.delivery import Delivery
 from distmagic.runner.prepare import routes_of
 
-# A host has a batch beside its blobs before the files get their names, perhaps on another disk. A message names them all.
+# A host stores a batch next to its blobs before the files get their names, perhaps on another disk. One message lists
+# all files of a batch.
 _BATCH_BYTES = 256 << 20
 _BATCH_FILES = 50
 _TRIES = 3  # hosts that share a home take files of one batch from each other
 
 
 def named_files(sources: Sequence[Path]) -> dict[str, Path]:
-    """Return the files at these paths by the names that they get on hosts: below a folder of the source's own name.
+    """Return the files at these paths by their names on hosts: below a folder with the source's own name.
 
-    Folders of one name become one. Raises `UsageError` where two different files would get one name.
+    Folders with the same name are merged. Raises `UsageError` if two different files would get the same name.
     """
     found: dict[str, Path] = {}
     for source in sources:
@@ -47,7 +48,7 @@ def named_files(sources: Sequence[Path]) -> dict[str, Path]:
 def batches(
     files: Mapping[str, Path], size_of: Callable[[Path], int]
 ) -> Iterator[dict[str, Path]]:
-    """Yield the files in the order of their names, as many at once as a batch holds, at least one."""
+    """Yield the files ordered by name, in batches of limited size, each with at least one file."""
     batch: dict[str, Path] = {}
     size_bytes = 0
     for name, path in sorted(files.items()):
@@ -61,10 +62,10 @@ def batches(
 
 
 def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int, int]:
-    """Copy files, and folders with all their files, into a folder of every host; return how many, and their bytes.
+    """Copy files, and folders with all their files, into a folder of every host; return their number and bytes.
 
-    What a host has already is not sent. Hosts list them for `clean`. Raises `UsageError` for what is no file and no folder,
-    `PreflightError` where a host can't write, and what reaching hosts raises.
+    Files that a host has already are not sent. Hosts record them for `clean`. Raises `UsageError` for a path that is
+    neither file nor folder, `PreflightError` if a host can't write, and the errors of connecting.
     """
     files = named_files(sources)
     total_bytes = sum(path.stat().st_size for path in files.values())

@@ -1,4 +1,4 @@
-"""A state of a run that can be changed. It lives within one call of `fold`, so that a batch of events costs one copy."""
+"""A mutable state of a run. It exists only within one call of `fold`, so that a batch of events costs one copy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from distmagic.state.phases import ALIVE, NODE_PHASES, NodePhase, RankPhase
 from distmagic.state.series import Series
 
 KEPT_NOTICES = 100
-KEPT_LINES = 1000  # lines of output kept in memory, of all ranks together: as many as a page shows
+KEPT_LINES = 1000  # lines of output kept in memory for all ranks together: as many as a page shows
 KEPT_LINE_CHARS = 2000
 KEPT_PICTURES = 4
-_PICTURE_CHARS = 400_000  # of all of them, in base64: a saved notebook has them
-KEPT_DUMPS = 4  # requests for stacks, and the answers
+# Total size of all pictures in base64, which a saved notebook contains.
+_PICTURE_CHARS = 400_000
+KEPT_DUMPS = 4  # requests for stacks, with their answers
 STREAMS = ("stdout", "stderr")
-# Lines of torch that are in the logs alone: of a host without a reverse name, and of torchrun's usual number of threads.
+# Lines that torch prints in every run, which only the logs keep: about a host without a reverse DNS name, and about
+# torchrun's default number of threads.
 _NOISE = re.compile(
     r"\[c10d\] The hostname of the client socket cannot be retrieved"
     r"|torch/distributed/run\.py:\d+\] *(\**$|Setting OMP_NUM_THREADS environment variable for each process)"
@@ -37,10 +39,10 @@ _NOISE = re.compile(
 
 
 class RunStateBuilder:
-    """A mutable copy of a state, alive within one call of `fold`.
+    """A mutable copy of a state. It exists only within one call of `fold`.
 
-    Its fields are those of `RunState`, which `__init__` and `freeze` go through: lists in place of tuples, and tables
-    that may be changed. `base` is the state before the batch.
+    Its fields are those of `RunState`, with lists instead of tuples, and tables that may be changed. `__init__` and
+    `freeze` copy all of them. `base` is the state before the batch.
     """
 
     nodes: list[NodeState]
@@ -99,31 +101,31 @@ class RunStateBuilder:
         return replace(self.base, **fields)
 
     def rank_of(self, node: int, rank: int) -> WorkerState | None:
-        """Return a rank, if this node has it."""
+        """Return the state of a rank; None if this node does not have it."""
         worker = self.workers.get(rank)
         return worker if worker is not None and worker.node_rank == node else None
 
     def let_pass(self, at_s: float) -> None:
-        """Bring the clock to this time, unless it is later already."""
+        """Advance the clock to this time, unless it is later already."""
         past_s = max(0.0, at_s - self.at_s)
         self.at_s += past_s
         if self.paused:
             self.paused_s += past_s
 
     def resume(self, rank: int) -> None:
-        """Count a rank as one that waits for nobody to type."""
+        """Mark a rank as no longer waiting for the user's input."""
         if self.paused.pop(rank, None) is not None:
             self.resumed_at_s = self.at_s
             self.note_advance()
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
-        """Bring a node to a phase, unless it is in a later one."""
+        """Move a node to a phase, unless it is already in a later one."""
         old = self.nodes[node]
         later = max(old.phase, phase, key=NODE_PHASES.index)
         self.nodes[node] = replace(old, phase=later, **more)
 
     def note_reached(self) -> None:
-        """Note that the notebook is about to reach a node, where it reached none before."""
+        """Record the time at which the notebook reaches a node after it had reached none."""
         there = (
             node
             for node in self.nodes
@@ -133,12 +135,12 @@ class RunStateBuilder:
             self.reaching_since_s = self.at_s
 
     def note_advance(self) -> None:
-        """Note that a rank has advanced; ranks that end because they are stopped don't count."""
+        """Record that a rank has advanced. A rank that ends because of a stop does not count."""
         if not self.stopping:
             self.advanced_at_s = self.at_s
 
     def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
-        """Keep the stacks of a rank, as answer to one request."""
+        """Keep the stacks of a rank as an answer to a request."""
         worker = self.rank_of(node_rank, what.rank)
         if worker is None:
             return
@@ -150,7 +152,7 @@ class RunStateBuilder:
         self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
     def take_picture(self, node_rank: int, what: protocol.Picture) -> None:
-        """Keep a picture of a rank, if a page can draw it; the oldest ones go."""
+        """Keep a picture of a rank if a page can draw it; drop the oldest ones."""
         worker = self.rank_of(node_rank, what.rank)
         png = sanitize.png(what.data)
         if worker is None or not png:
@@ -164,14 +166,14 @@ class RunStateBuilder:
             del self.pictures[0]
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
-        """Note that a node has answered a request for stacks for all its ranks."""
+        """Record that a node has sent the stacks of all its ranks for a request."""
         index = self._index_of_dump(what.request_id)
         dump = self.stack_dumps[index]
         if node_rank not in dump.nodes:
             self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
 
     def _index_of_dump(self, request_id: str) -> int:
-        """Return where the answers to a request are kept; the first answer makes the place."""
+        """Return the index of the answers to a request; the first answer adds an entry."""
         for index, dump in enumerate(self.stack_dumps):
             if dump.request_id == request_id:
                 return index
@@ -179,23 +181,25 @@ class RunStateBuilder:
         del self.stack_dumps[:-KEPT_DUMPS]
         return len(self.stack_dumps) - 1
 
-    # ---- what several events have in common
+    # ---- shared by several events
 
     def notice(self, text: str) -> None:
-        """Keep a notice once; the oldest ones go."""
+        """Add a notice unless it exists; drop the oldest ones."""
         if text not in self.notices:
             self.notices.append(text)
             del self.notices[:-KEPT_NOTICES]
 
     def lose(self, node: int, why: str) -> None:
-        """Count a node as lost, with its ranks."""
+        """Mark a node and its ranks as lost."""
         if self.nodes[node].phase == "gone" or self.has_lost(node):
             return
         self.lost.append((node, why))
         self.end_all_on(node, "lost")
 
     def find_again(self, node: int) -> None:
-        """Count a node as lost no longer, nor its ranks; where all of it has ended meanwhile, its agent has stopped them."""
+        """Undo the loss of a node and its ranks. If the node has ended meanwhile, its ranks count as stopped by its
+        agent.
+        """
         if not self.has_lost(node):
             return
         self.lost = [entry for entry in self.lost if entry[0] != node]
@@ -206,11 +210,11 @@ class RunStateBuilder:
                 self.workers[rank] = replace(worker, phase=phase)
 
     def has_lost(self, node: int) -> bool:
-        """Whether a node counts as lost."""
+        """Whether a node is lost."""
         return any(node == other for other, _ in self.lost)
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
-        """Bring those ranks of a node that still run to this phase."""
+        """Move the ranks of a node that still run to this phase."""
         for rank, worker in self.workers.items():
             if worker.node_rank == node:
                 self.close_lines(rank, node)
@@ -220,19 +224,19 @@ class RunStateBuilder:
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep the whole lines of a text, as a terminal would show them; an unfinished line waits in `open_lines`."""
+        """Keep the complete lines of a text as a terminal would show them; an incomplete line goes to `open_lines`."""
         key = (rank, node_rank, stream)
         text = self.open_lines.pop(key, "") + text.replace("\r\n", "\n")
         *whole, rest = text.split("\n")
         for line in whole:
             self.add_line(rank, node_rank, stream, line)
         if rest:
-            # After a \r the next text overwrites the line, unless it begins with a newline.
+            # After a \r the next text overwrites the line, unless it starts with a newline.
             end = "\r" if rest.endswith("\r") else ""
             self.open_lines[key] = _last_drawn(rest) + end
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep a finished line, unless torch writes it in every run and nobody needs it."""
+        """Keep a complete line, unless it is one of the lines that torch prints in every run."""
         if _NOISE.search(text):
             return
         host = self.nodes[node_rank].host
@@ -245,7 +249,7 @@ class RunStateBuilder:
     def close_lines(
         self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS
     ) -> None:
-        """Count unfinished lines as finished; one that was wiped, as bars and `clear_output` do, is none."""
+        """Complete the open lines. A line that was erased, as bars and `clear_output` do, is dropped."""
         for stream in streams:
             text = self.open_lines.pop((rank, node_rank, stream), "")
             if sanitize.line(text).strip():

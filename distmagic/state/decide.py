@@ -1,12 +1,13 @@
-"""What to do about a run, as its state stands. Pure: the run loop carries out what comes out, in this order.
+"""Decides what to do about a run in its current state. Pure: the run loop carries out the decisions, in their order.
 
     RunState, Limits, RunMemory  --after_step, after_interrupt, after_stop_click-->  RunMemory, Decisions
 
-`after_step` is asked in every step of the loop, the others when the user wants the run to end. `RunMemory` is what was
-decided before. A decision to lose nodes is folded here, too, so that the next ones are made without them.
+The loop calls `after_step` in every step, and the others when the user wants to end the run. `RunMemory` has earlier
+decisions. If nodes are lost, that decision is folded into the state first, so that later decisions see it.
 
-A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` gives, or an interrupt of the
-user. Before a run that stands still is stopped, its ranks are asked where they are; `Inquiry` remembers that question.
+A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` returns, or an interrupt by
+the user. Before a run without progress is stopped, its ranks are asked for their stacks; `Inquiry` remembers that
+request.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ from distmagic.state.standstill import (
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
 CLOSED_PORT_S = (
-    5.0  # the endpoint is open for this long, and a node still can't dial it
+    5.0  # a node that still can't connect so long after the endpoint has opened
 )
-NEVER_OPEN_S = 120.0  # the endpoint has not opened at all; importing torch can take long on a slow disk
-NODE_LOST_S = 10.0  # a host that only this notebook can't reach is lost after this long; if it is all, the lease counts
+NEVER_OPEN_S = (
+    120.0  # time for the endpoint to open; importing torch can take long on a slow disk
+)
+# time until a host that only this notebook can't reach is lost; if it reaches no host, the lease counts
+NODE_LOST_S = 10.0
 OWN_WORD_S = (
-    1.5  # for a host that the others don't hear to say that it doesn't hear them
+    1.5  # time for a host without heartbeats to report that it receives none itself
 )
-# After the last sign of life, for torchrun to start a failed rank again where the other nodes seem to have ended.
+# Time after the last sign of life for torchrun to restart a failed rank, if the other nodes seem to have ended.
 RESTART_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a run is ended at: its whole time since it was started, and the time in which no rank advances.
+    """Time limits of a run: `timeout_s` since its start, and `hang_timeout_s` without progress of any rank.
 
-    Neither passes while a rank waits for somebody to type.
+    Neither counts while a rank waits for the user's input.
 
-    After `away_s` in which no node of it was reached, a job that goes on without this notebook is left to itself.
+    If no node is reached for `away_s`, a job that runs without this notebook is no longer followed.
     """
 
     timeout_s: float | None = None
@@ -62,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
-    """Count nodes as lost."""
+    """Mark nodes as lost."""
 
     node_ranks: tuple[int, ...]
     why: str
@@ -70,7 +74,7 @@ class Lose:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Stop the run, on these nodes: all that can hear of it."""
+    """Stop the run on these nodes, which are all that can receive the request."""
 
     node_ranks: tuple[int, ...]
     grace_s: float
@@ -79,14 +83,14 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class StopLate:
-    """Stop nodes that came too late, while the run ends well."""
+    """Stop nodes that joined too late, while the run ends successfully."""
 
     node_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskForStacks:
-    """Ask all ranks where they are. `quietly`: only those that are not disturbed by it."""
+    """Ask all ranks for their stacks. `quietly`: only those that the request does not interrupt."""
 
     request_id: str
     quietly: bool = False
@@ -94,12 +98,12 @@ class AskForStacks:
 
 @dataclass(frozen=True, kw_only=True)
 class Detach:
-    """Have the lead let the job live without this notebook."""
+    """Ask the lead to detach the job, so that it needs no notebook."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """Follow the job no longer: it goes on alone."""
+    """Stop following the job, which runs on by itself."""
 
     why: str
 
@@ -109,12 +113,12 @@ Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """What was decided before, and what the user wishes.
+    """Earlier decisions, and the user's wishes.
 
-    `give_up_at_s` is when nodes that have not confirmed their end are lost, None while the run is not stopped.
-    `looked_at_s` is when the ranks of a run that stands still were asked where they are, with no stop in mind.
-    `stopped_late` are the nodes of `StopLate`. `wants_detach`: the job is to go on alone as soon as it can. `has_left`:
-    a job that goes on alone is followed no longer, because the user wished so or no host of it could be reached.
+    `give_up_at_s` is the time at which nodes that have not confirmed their end are lost; None while the run is not
+    stopped. `looked_at_s` is when ranks without progress were last asked for their stacks without a plan to stop.
+    `stopped_late` are the nodes of `StopLate`. `wants_detach`: detach the job as soon as possible. `has_left`: a
+    detached job is no longer followed, because the user wished so or none of its hosts could be reached.
     """
 
     inquiry: Inquiry = field(default_factory=Inquiry)
@@ -131,12 +135,12 @@ Decided = tuple[RunMemory, tuple[Decision, ...]]
 def after_step(
     state: RunState, limits: Limits, memory: RunMemory, now_s: float, new_id: Callable[[], str]
 ) -> Decided:  # fmt: skip
-    """Decide what the state asks for. Lost nodes are known before it is decided whether to stop.
+    """Return the decisions for a state. Lost nodes are determined before it is decided whether to stop.
 
-    `new_id` makes the name of a request.
+    `new_id` makes the ID of a request.
     """
     losses = _losses(state)
-    # The state when these nodes are lost.
+    # The state after these nodes are lost.
     events = []
     for loss in losses:
         for node in loss.node_ranks:
@@ -155,7 +159,7 @@ def after_step(
         memory, stop = _stopped(state, memory, now_s, reason)
         decisions += stop
     elif memory.wants_detach and can_detach(state):
-        # In every step, until the lead's event says that it is so.
+        # Repeated in every step, until an event of the lead confirms it.
         decisions.append(Detach())
     if not memory.has_left and _is_out_of_reach(state, limits):
         memory = replace(memory, has_left=True)
@@ -169,9 +173,11 @@ def after_step(
 def after_interrupt(
     state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str], reason: StopReason = "interrupted"
 ) -> Decided:  # fmt: skip
-    """Decide to stop the run politely; at once where it is being stopped already. A detached job goes on.
+    """Return the decisions after an interrupt: stop the run politely, or at once if it is already stopping. A detached
+    job runs on.
 
-    `reason` is "terminated" for SIGTERM. Where a run has stood still for long, its ranks are asked where they are before.
+    `reason` is "terminated" for SIGTERM. If the run has long been without progress, its ranks are asked for their
+    stacks first.
     """
     if state.detached_by:
         return replace(memory, has_left=True), ()
@@ -182,17 +188,19 @@ def after_interrupt(
 
 
 def after_stop_click(state: RunState, memory: RunMemory, now_s: float) -> Decided:
-    """Decide to stop the run politely, a detached one too; at once where it is being stopped already."""
+    """Return the decisions after a click on Stop: stop politely, even a detached job, or at once if it is already
+    stopping.
+    """
     return _stopped(state, memory, now_s, "interrupted")
 
 
 def is_left(state: RunState, memory: RunMemory) -> bool:
-    """Whether the job goes on alone, and nobody here follows it any more."""
+    """Whether the job runs on and this notebook no longer follows it."""
     return memory.has_left or (memory.wants_detach and bool(state.detached_by))
 
 
 def _losses(state: RunState) -> tuple[Lose, ...]:
-    """Return the nodes that are lost from now on, in the middle of the run."""
+    """Return the nodes to mark as lost now, in the middle of the run."""
     away = overdue(state)
     missed = tuple(node for node in missed_by_peers(state) if node not in away)
     why = f"it could not be reached for {NODE_LOST_S:g} s"
@@ -206,7 +214,7 @@ def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
 def _question_and_reason(
     state: RunState, limits: Limits, memory: RunMemory, new_id: Callable[[], str]
 ) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
-    """Return what to ask of ranks that stand still, and why the run is to be stopped now, "" if it is not."""
+    """Return requests for ranks without progress, and the reason to stop the run now; "" for none."""
     reason = reason_to_stop(state, limits.timeout_s, detach=memory.wants_detach)
     if reason not in ("", "timeout"):
         return memory, (), reason
@@ -226,7 +234,7 @@ def _question_and_reason(
 
 
 def _inquired(memory: RunMemory, inquiry: Inquiry) -> Decided:
-    """Go on with an inquiry; one that has just begun asks all ranks where they are."""
+    """Return the decisions of an inquiry; a new inquiry asks all ranks for their stacks."""
     is_new = inquiry.request_id not in ("", memory.inquiry.request_id)
     asked = AskForStacks(request_id=inquiry.request_id)
     return replace(memory, inquiry=inquiry), (asked,) if is_new else ()
@@ -235,7 +243,7 @@ def _inquired(memory: RunMemory, inquiry: Inquiry) -> Decided:
 def _stopped(
     state: RunState, memory: RunMemory, now_s: float, reason: StopReason
 ) -> Decided:
-    """Stop the run: with some time for its ranks where it is not being stopped yet, else at once."""
+    """Return the decisions that stop the run: with a grace time for its ranks, or at once if it is already stopping."""
     grace_s = state.terms.grace_s if reason in POLITE_REASONS else GRACE_S
     if memory.give_up_at_s is not None:
         grace_s = 0.0
@@ -250,7 +258,7 @@ def _stopped(
 def reason_to_stop(
     state: RunState, timeout_s: float | None, *, detach: bool = False
 ) -> StopReason | Literal[""]:
-    """Return why the run must be stopped now, or why it is being stopped; "" if it goes on."""
+    """Return the reason to stop the run now, or the reason of the current stop; "" if it runs on."""
     if state.stopping or state.is_over:
         return state.stopping
     began_s = (state.started_at_s or 0.0) + state.paused_s
@@ -261,7 +269,7 @@ def reason_to_stop(
     if detach and not lost.issuperset(silent):
         return "gang"
     needs_no_notebook = bool(state.detached_by) or state.terms.goes_on_alone
-    # Whether the gang hears all nodes that are lost to this notebook.
+    # Whether the other hosts receive heartbeats of all nodes that this notebook has lost.
     if state.is_lost and not (
         needs_no_notebook
         and all(state.nodes[node].is_heard for node in state.lost_nodes)
@@ -273,14 +281,14 @@ def reason_to_stop(
 
 
 def _has_failed(state: RunState) -> bool:
-    """Whether a node or a rank has failed, and the job can't go on without it."""
+    """Whether a node or a rank has failed without which the job can't continue."""
     if any(node.code not in (None, 0) for node in state.essential):
         return True
     if state.first_failure is not None and not state.terms.max_restarts:
         return True
-    # Whether a rank has failed and can't be started again, because all ranks of another node have ended well.
-    # That node never comes back to the rendezvous, and holds its place there until its torchrun has waited 300 s for the
-    # others to end (torch 2.13: a round is over when no participant is left in it, see `_RendezvousState`).
+    # Whether a rank has failed and can't be restarted, because all ranks of another node have ended successfully. That
+    # node never returns to the rendezvous, but keeps its place there until its torchrun has waited 300 s for the others
+    # (torch 2.13: a round ends when it has no participants left, see `_RendezvousState`).
     workers = state.workers.values()
     has_failed = any(worker.phase == "failed" for worker in workers)
     if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:
@@ -293,7 +301,7 @@ def _has_failed(state: RunState) -> bool:
 
 
 def _is_port_closed(state: RunState) -> bool:
-    """Whether nodes that the run needs can't dial the rendezvous, and have tried for long enough."""
+    """Whether nodes that the run needs can't connect to the rendezvous, and have tried long enough."""
     waiting = [node for node in state.essential if node.node_rank in state.unreached]
     if not waiting:
         return False
@@ -308,12 +316,12 @@ def _is_port_closed(state: RunState) -> bool:
 
 
 def overdue(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that have been out of reach for too long while others are not: their hosts are down.
+    """Return the nodes whose hosts are down: out of reach for too long while other nodes are reachable.
 
-    While this notebook reached no node at all, its own network was down: that time does not count.
+    Time in which this notebook reached no node at all does not count: its own network was down.
 
-    A node that its own gang hears is not among them, even if this notebook can't reach it. Nor is one of a detached
-    job, which needs no notebook, also where its nodes can't hear each other: following it must never end it.
+    A node whose heartbeats reach the other hosts is not included. Nor is any node of a detached job, even without
+    heartbeats: such a job needs no notebook, and following it must never end it.
     """
     there = state.there
     reaches_some = any(node.is_reached for node in there)
@@ -330,9 +338,9 @@ def overdue(state: RunState) -> tuple[int, ...]:
 
 
 def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
-    """Whether a node is the lead of an elastic job whose other nodes have all ended because they don't hear it.
+    """Whether a node leads an elastic job whose other nodes have all ended because they receive no heartbeat of it.
 
-    One of them alone may have lost its own network. In a job that is not elastic the lead is accused: `missed_by_peers`.
+    A single other node may have lost its own network. For a job that is not elastic, see `missed_by_peers`.
     """
     if not state.is_elastic or node.node_rank != 0:
         return False
@@ -348,7 +356,7 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
 
 
 def missed_by_peers(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that their gang misses and that have not said a word themselves since: their hosts are down."""
+    """Return the nodes whose hosts are down: their heartbeats do not reach the others, and no event came since."""
     found = []
     for node in state.there:
         accused_at_s = node.accused_at_s
@@ -360,10 +368,11 @@ def missed_by_peers(state: RunState) -> tuple[int, ...]:
 
 
 def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
-    """Return the nodes that run although this notebook may not reach them; while others are followed, they are not lost.
+    """Return the nodes that run even if this notebook can't reach them; while others are followed, they are not lost.
 
-    The gang hears a node that has joined it, and a detached job needs no notebook: following it must never end it. So
-    where no node is reached, those of a job that goes on without this notebook are not lost either; it is left.
+    These are nodes whose heartbeats reach the other hosts, and all nodes of a detached job: following it must never end
+    it. If no node is reached, the nodes of a job that runs on without this notebook are not lost either, and the job is
+    left.
     """
     there = state.there
     if state.stopping:
@@ -378,16 +387,16 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
 
 
 def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
-    """Whether the job goes on without this notebook, as far as known: no node of it has failed.
+    """Whether the job runs on without this notebook, as far as known: no node of it has failed.
 
-    Where all ranks of a node have returned, others may work for long. In an elastic job a member that does not hear the
-    others ends, and one that came too late for a rank fails; they go on.
+    If all ranks of one node have returned, others may still work for long. In an elastic job, a member without
+    heartbeats from the others ends, and one that joins too late for a rank fails, but the rest runs on.
     """
     is_alone = bool(state.detached_by) or state.terms.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:
         return False
     if state.is_elastic and state.nodes[0].phase == "gone":
-        return False  # it ends with its lead
+        return False  # the node ends with its lead
     at_work = state.at_work
     for node in state.nodes:
         is_member = state.is_elastic and node.node_rank > 0
@@ -400,7 +409,7 @@ def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
 
 
 def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
-    """Whether no node of a job that goes on without this notebook was reached for long."""
+    """Whether no node of a job that runs on without this notebook was reached for a long time."""
     met = [node for node in state.there if node.was_met]
     if limits.away_s is None or not met or not _goes_on_unseen(state, limits):
         return False
@@ -410,11 +419,13 @@ def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
 
 
 def can_detach(state: RunState) -> bool:
-    """Whether every rank has begun, and the nodes hear each other: so that none is left alone without a notebook."""
+    """Whether every rank has started and the nodes exchange heartbeats, so that no node is left alone without a
+    notebook.
+    """
     lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
-    # What a node does that another notebook has brought, from a host that is not known here, can't be told.
+    # A node that another notebook has added, from a host unknown to this one, can't be judged.
     has_unseen = any(state.nodes[node].is_heard for node in lost)
     if not has_unseen:
         has_begun = has_begun and len(state.workers) >= state.world_size
@@ -422,9 +433,9 @@ def can_detach(state: RunState) -> bool:
 
 
 def too_late(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that came to an elastic job when it was over: they would wait for it for long.
+    """Return the nodes that joined an elastic job when it was over: they would wait long for it.
 
-    Of one that can't be reached it is not known whether it has ranks.
+    Unreachable nodes are excluded, because it is not known whether they have ranks.
     """
     lead = state.nodes[0]
     if not state.is_elastic or lead.phase != "gone" or lead.code != 0:

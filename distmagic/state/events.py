@@ -1,6 +1,7 @@
-"""The events that change a run's state: those of the launcher, which is this notebook, and the envelope of all events.
+"""The events of the launcher, which is this notebook, and `Event`, the envelope of all events that change a run's
+state.
 
-The events of hosts are messages (remote/wire/events.py). fold.py makes a state from both.
+The events of hosts are messages (remote/wire/events.py). fold.py makes a state from both kinds.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
 
-NEVER_BEGAN = "it never began"  # why a node is lost whose agent was not even started: nothing of it runs
+# reason of the loss of a node whose agent was never started, so that no process of it exists
+NEVER_BEGAN = "it never began"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connected:
-    """The notebook has connected to a host and has its facts."""
+    """The notebook has connected to a host and received the facts about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,10 @@ class Warned:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What the plan says of all nodes: their addresses, and the terms of their job; None: those that the run began with.
+    """The plan for all nodes: their addresses, and the terms of their job (None: those from the start of the run).
 
-    `present` are the places in the list of hosts of those that are nodes; None: they all are. `world_size` is 0 where
-    nodes may come and go.
-    `chose_port`: that of the rendezvous was a free one, which the user has not named.
+    `present` has the positions of the nodes in the list of hosts; None means all hosts. `world_size` is 0 if nodes may
+    come and go. `chose_port`: the plan chose a free port for the rendezvous, because the user named none.
     """
 
     addresses: tuple[str, ...]
@@ -51,14 +52,16 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A host's devices belong to other jobs: `what` says which, and to whom. "": the run has them now."""
+    """The run waits for devices of a host: `what` names the devices and the job that has them. "": the run has them
+    now.
+    """
 
     what: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """`sent_bytes` of the payload were sent to a node, which lacked `total_bytes` of it."""
+    """Progress of the upload to a node: `sent_bytes` of the `total_bytes` that the node lacked."""
 
     sent_bytes: int
     total_bytes: int
@@ -66,14 +69,14 @@ class Sending:
 
 @dataclass(frozen=True, kw_only=True)
 class Starting:
-    """A node has the payload, and the message that starts its agent was sent."""
+    """A node has the payload, and the request to start its agent was sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abandoned:
-    """The run ended before it had begun on all hosts. `why` is a sentence that names each cause once.
+    """The run ended before it had started on all hosts. `why` is a sentence that names each cause once.
 
-    `is_wish`: the user ended it. Else something was wrong with a host or with the request.
+    `is_wish`: the user ended it. Otherwise a host or the request was at fault.
     """
 
     why: str
@@ -82,9 +85,9 @@ class Abandoned:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A node counts as lost: its host, its agent or the way there is gone for good.
+    """A node is lost: its host, its agent or the connection to it is gone for good.
 
-    `is_agent_gone`: its host has said that its agent has ended, so no other node can hear it.
+    `is_agent_gone`: the host reported that the agent has ended, so the other nodes receive no more heartbeats of it.
     """
 
     why: str
@@ -93,9 +96,9 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """The connection to a node broke. Its ranks go on, and the launcher connects again.
+    """The connection to a node broke. Its ranks run on, and the launcher connects again.
 
-    `again`: it ended at once after it had been mended, so that nothing was heard of the node meanwhile.
+    `again`: the connection broke right after it was restored, before anything of the node was received.
     """
 
     why: str
@@ -114,7 +117,7 @@ class Gone:
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """The processes that a lost agent had left on its node were ended, but for `survivors`."""
+    """The processes that a lost agent had left on its node were ended, except `survivors`."""
 
     survivors: tuple[str, ...]
 
@@ -128,7 +131,7 @@ class StopRequested:
 
 @dataclass(frozen=True, kw_only=True)
 class StacksWanted:
-    """The user wants to see where the ranks are; `request_id` names the request for their stacks."""
+    """The user requested the stacks of all ranks; `request_id` is the ID of the request."""
 
     request_id: str
 
@@ -156,7 +159,7 @@ Launched = (
 class Event:
     """One event: `what` happened on node `node_rank`.
 
-    `at_s` is the time at which the notebook got it, in seconds since the run began. `what` None: only time has passed.
+    `at_s` is when the notebook received it, in seconds since the start of the run. `what` None: only time has passed.
     """
 
     node_rank: int

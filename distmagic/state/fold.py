@@ -2,8 +2,8 @@
 
     Events  --fold-->  RunState  --render-->  text, HTML, widgets
 
-`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables a batch and not one an event. Events
-of different nodes come in any order. No event of a host makes `fold` raise, or the state grow without bounds.
+`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables per batch instead of one per event.
+Events of different nodes come in any order. No event of a host makes `fold` raise or the state grow without limit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _GANG: dict[str, GangState] = {
     "lost": "lost",
 }
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
-IDLE_SHARE = 0.05  # of a GPU that is used less nobody has much
-_UNSEEN_S = 60.0  # agents look every two seconds
+IDLE_SHARE = 0.05  # a GPU with less utilization counts as idle
+# Longest gap between two measurements; agents measure every two seconds.
+_UNSEEN_S = 60.0
 UNHEARD = "none of its heartbeats reached the other hosts"
 
 
@@ -41,7 +42,7 @@ def begin(
     notices: tuple[str, ...] = (),
     addresses: Sequence[str] = (),
 ) -> RunState:
-    """Return the state of a run that has no event yet. `addresses` are those of the first hosts, as far as they are known."""
+    """Return the state of a run without events. `addresses` are those of the first hosts, as far as known."""
     nodes = []
     for i, host in enumerate(hosts):
         address = addresses[i] if i < len(addresses) else ""
@@ -74,7 +75,8 @@ def _endpoint(builder: RunStateBuilder, node: int, what: protocol.Endpoint) -> N
         builder.endpoint_open_at_s = builder.at_s
     elif what.state == "unreached":
         builder.unreached[node] = what.detail
-    elif builder.stopping != "rendezvous":  # then it stays as the reason of the stop
+    elif builder.stopping != "rendezvous":
+        # Otherwise it remains the reason of the stop.
         builder.unreached.pop(node, None)
 
 
@@ -85,7 +87,7 @@ def _notice(builder: RunStateBuilder, node: int, what: protocol.Notice) -> None:
 def _skipped(builder: RunStateBuilder, node: int, _: protocol.Skipped) -> None:
     for worker in list(builder.workers.values()):
         if worker.node_rank == node:
-            # The next text is not the rest of the line before the gap.
+            # The next text does not continue the line before the gap.
             builder.close_lines(worker.rank, node)
     builder.close_lines(-1, node)
     _notice(builder, node, protocol.Notice(text=SKIPPED))
@@ -96,7 +98,7 @@ def _engine_ended(
 ) -> None:
     builder.advance(node, "ended", code=what.code)
     if what.code != 0 and builder.failed_node is None:
-        # Not one that its agent, or a stop of the run, has ended.
+        # Only a node that neither its agent nor a stop of the run has ended.
         failed_itself = builder.nodes[node].stopping in ("", "failed")
         if failed_itself and (not builder.stopping or node == builder.culprit):
             builder.failed_node = node
@@ -106,7 +108,8 @@ def _engine_ended(
         if worker is not None:
             builder.workers[exit_.rank] = replace(worker, exit=exit_)
             failed_afterwards |= failure_kind.has_failed_afterwards(worker.ended, exit_)
-    # Take a first failure back that was torchrun's doing: SIGTERM, because a rank beside it failed after its return.
+    # Undo a first failure that torchrun caused: it sent SIGTERM because another rank of the node failed after its
+    # return.
     if not failed_afterwards or builder.first_failure is None:
         return
     first = builder.workers[builder.first_failure]
@@ -121,25 +124,26 @@ def _engine_ended(
 
 
 def _peer_state(builder: RunStateBuilder, _: int, what: protocol.PeerState) -> None:
-    """Fold what the lead knows of a member, or a member of the lead."""
+    """Fold the lead's state of a member, or a member's state of the lead."""
     peer = what.node_rank
     if not 0 <= peer < len(builder.nodes) or what.state not in _GANG:
         return
     if builder.base.is_elastic and peer == 0 and what.state in ("silent", "lost"):
-        return  # a member that lost its own network would say so of a healthy lead
+        # A member that lost its own network would report the same of a healthy lead.
+        return
     builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
     if what.state == "lost":
         _accuse(builder, peer)
     elif what.state == "back" or (what.state == "joined" and builder.base.is_elastic):
-        # An elastic job goes on, also with a node that was out of this notebook's reach before the others knew it.
+        # An elastic job continues, even if this notebook lost the node before the other nodes did.
         builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
         if builder.base.is_over:
-            return  # nobody follows it any more
+            return  # this notebook no longer follows it
         builder.find_again(peer)
 
 
 def _node_added(builder: RunStateBuilder, _: int, what: protocol.NodeAdded) -> None:
-    """Add the nodes that have come to an elastic job."""
+    """Add the nodes that have joined an elastic job."""
     for host in what.hosts[len(builder.nodes) : MOST_NODES]:
         builder.nodes.append(
             NodeState(node_rank=len(builder.nodes), host=host, phase="starting")
@@ -149,14 +153,14 @@ def _node_added(builder: RunStateBuilder, _: int, what: protocol.NodeAdded) -> N
 def _node_stopping(
     builder: RunStateBuilder, node: int, what: protocol.NodeStopping
 ) -> None:
-    """Fold why a node ends its ranks. The first reason of all is the run's."""
+    """Fold the reason why a node ends its ranks. The first such reason is the run's reason."""
     reason = known_stop_reason(what.reason)
     culprit = what.culprit if 0 <= what.culprit < len(builder.nodes) else None
     builder.nodes[node] = replace(
         builder.nodes[node], stopping=reason, culprit=culprit, accused_at_s=None
     )
     if builder.base.is_elastic and what.reason == "lost" and node != 0:
-        return  # only this node ends: it has lost the other nodes, which go on
+        return  # only this node ends: it has lost the other nodes, which continue
     if not builder.stopping:
         builder.stopping = reason
         builder.culprit = culprit
@@ -165,10 +169,10 @@ def _node_stopping(
 
 
 def _accuse(builder: RunStateBuilder, node: int) -> None:
-    """Note that other nodes don't receive a node's heartbeats.
+    """Record that other nodes receive no heartbeats of a node.
 
-    An elastic job goes on without it, so it is lost at once. Else the node may still say itself why it ends: then it is
-    up, and only the network between the nodes failed. decide.py says how long to wait for that.
+    An elastic job continues without it, so it is lost at once. In any other job, the node may still report why it ends:
+    then only the network between the nodes has failed. decide.py sets how long to wait for that.
     """
     if builder.base.is_elastic:
         builder.lose(node, UNHEARD)
@@ -185,7 +189,7 @@ def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> N
     builder.nodes[node] = replace(
         old,
         hardware=what,
-        # A GPU that is not seen any more keeps its peak.
+        # A GPU that is no longer visible keeps its peak.
         gpu_peaks=(*peaks, *old.gpu_peaks[len(peaks) :]),
         gpus_idle_s=_idle_s(builder, node, what),
         looked_at_s=builder.at_s,
@@ -193,7 +197,7 @@ def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> N
 
 
 def _idle_s(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> float:
-    """Return for how long the GPUs of a node's ranks are idle. What nobody has looked at for long may have been at work."""
+    """Return for how long the GPUs of a node's ranks have been idle. A long gap between measurements resets it."""
     old = builder.nodes[node]
     past_s = builder.at_s - old.looked_at_s
     own = {

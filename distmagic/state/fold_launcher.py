@@ -1,4 +1,4 @@
-"""Folds the events of the launcher: hosts that it connects to, sends the payload to, loses and finds again. Pure."""
+"""Folds the events of the launcher: connecting to hosts, sending the payload, losing and finding nodes. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PHASES: dict[type, NodePhase] = {
 
 
 def _advanced(builder: RunStateBuilder, node: int, what: object) -> None:
-    """Bring a node to the phase of an event, whose fields are fields of the node."""
+    """Move a node to the phase of an event, and copy the event's fields to the node."""
     builder.advance(node, _PHASES[type(what)], **vars(what))
 
 
@@ -92,12 +92,12 @@ def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
 def _mended(builder: RunStateBuilder, node: int, _: Mended) -> None:
     builder.note_reached()
     builder.nodes[node] = replace(builder.nodes[node], broken="")
-    # A rank may have advanced: the events of the time without a connection are only coming.
+    # A rank may have advanced: the events of the time without a connection are still to come.
     builder.note_advance()
 
 
 def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
-    # Whoever tells it names the host.
+    # The message itself names the host.
     why = what.why.removeprefix(f"{builder.nodes[node].host}: ")
     builder.lose(node, why)
     if what.is_agent_gone:

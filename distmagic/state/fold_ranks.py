@@ -1,4 +1,4 @@
-"""Folds the events of ranks: their start, progress, output and end, and which node has which ranks. Pure."""
+"""Folds the events of ranks: start, progress, output and end, and the node that has each rank. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from distmagic.state.model import WorkerState
 from distmagic.state.phases import RankPhase
 from distmagic.state.series import Series
 
-KEPT_METRICS = 50  # names of metrics a rank
-_METRICS_OF_ALL = 100_000  # of all ranks together: with very many ranks each keeps fewer, but at least
+KEPT_METRICS = 50  # metric names for each rank
+_METRICS_OF_ALL = 100_000  # metric names of all ranks together: with very many ranks each keeps fewer, but at least
 _FEWEST_METRICS = 4
-KEPT_BARS = 20  # bars a rank
+KEPT_BARS = 20  # bars for each rank
 KEPT_POINTS = 2000  # points of one metric of one rank
 _POINTS_OF_ALL = (
-    128_000  # points of one metric of all ranks together, and at least of each:
+    128_000  # points of one metric of all ranks together, and at least for each:
 )
 _FEWEST_POINTS = 50
-_LATER_TRACEBACK_CHARS = 4000  # of the traceback of a rank that was not the first to fail; its log has all of it
-_LATER_CHARS = 2000  # of its message
-_ECHO_S = 2.0  # a cause arrives at most this long after its echo
+# size limit of the traceback of a rank that was not the first to fail; its log has all of it
+_LATER_TRACEBACK_CHARS = 4000
+_LATER_CHARS = 2000  # size limit of its message
+# The cause of a failure arrives at most so long after its consequence on another rank.
+_ECHO_S = 2.0
 
 
-# ---- which node has which ranks
-#
-# The nodes meet in rounds, of which all ranks report the number: a rank belongs to the node that reports it in the latest
-# round. Events of different nodes come in any order, so a node's events of an earlier round may come after the events of
-# a later round from another node: they count for ranks that the later round has not given away.
+# ---- which node has which ranks. The nodes meet in rounds of the rendezvous, and all ranks report the round's number.
+# A rank belongs to the node that reports it in the latest round. Events of different nodes come in any order, so an
+# event of an earlier round may come after one of a later round from another node. It counts for ranks that the later
+# round has not assigned.
 
 
 def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -49,7 +50,7 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         for rank in list(builder.workers):
             if rank >= what.world_size:  # an elastic job has shrunk
                 del builder.workers[rank]
-    else:  # some versions of torch don't report the round: no smaller world than the lead's
+    else:  # some versions of torch don't report the round: then no world smaller than the lead's counts
         builder.world_size = max(builder.world_size, what.world_size)
     builder.resume(what.rank)
     builder.workers[what.rank] = WorkerState(
@@ -66,7 +67,7 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
     builder.note_advance()
     first = builder.first_failure
     if first == what.rank or first not in builder.workers:
-        # torchrun started the rank again, or goes on without it.
+        # torchrun restarted the rank, or continues without it.
         builder.first_failure = None
 
 
@@ -83,7 +84,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
     if what.rows or step != worker.step or have_moved(worker.bars, bars):
         builder.note_advance()
         advanced_at_s = builder.at_s
-    # Spelled out: `replace` costs three times as much, and this is the event of which there are most.
+    # Written out: `replace` takes three times as long, and this is the most frequent event.
     builder.workers[what.rank] = WorkerState(
         rank=worker.rank,
         local_rank=worker.local_rank,
@@ -112,9 +113,9 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
 def _merge_bars(
     old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]
 ) -> tuple[protocol.Bar, ...]:
-    """Return the open bars, outermost first; if all are closed, the outermost of those that closed just now."""
+    """Return the open bars, outermost first; if all are closed, the outermost of those that were just closed."""
     by_id = {bar.id: bar for bar in (*old, *new)}
-    # A bar inside another one is made later.
+    # An inner bar is created later.
     merged = [by_id[key] for key in sorted(by_id)]
     still_open = [bar for bar in merged if not bar.closed]
     if still_open:
@@ -130,14 +131,14 @@ def _rate(
     what: protocol.Progress,
     bars: tuple[protocol.Bar, ...],
 ) -> float | None:
-    """Steps a second, smoothed over about 10 updates; the bar's own rate where there is no step.
+    """Return steps per second, smoothed over about 10 updates; without a step, the bar's own rate.
 
-    The first step says nothing yet: training may go on from a snapshot, and much came before it.
+    The first reported step gives no rate: training may resume from a snapshot with many steps before it.
     """
     if step is None:
         return bars[0].rate if bars else None
     before, before_s = old.step, old.at_s
-    # Before the first step it was that of a bar.
+    # Before the first step it was the rate of a bar.
     rate = None if old.step is None else old.rate
     if before is None:
         before, before_s = step, what.at_s
@@ -161,7 +162,8 @@ def _add_rows(
     world_size = max(1, builder.world_size)
     most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // world_size))
     limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // world_size))
-    # By metric first, so that each series is extended once. A point is three numbers, as `Series.extended` takes them.
+    # Grouped by metric, so that each series is extended once. A point is three numbers, as `Series.extended` takes
+    # them.
     new: dict[str, list[float]] = {}
     for row in rows:
         step = math.nan if row.step is None else row.step
@@ -196,7 +198,7 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
         and not has_shown_progress(worker)
         and not is_of_a_wait(what.text)
     ):
-        builder.note_advance()  # output is its only sign of life
+        builder.note_advance()  # output is its only sign of progress
 
 
 def _paused(builder: RunStateBuilder, node: int, what: protocol.Paused) -> None:
@@ -215,7 +217,8 @@ def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
         return
     builder.close_lines(what.rank, node)
     builder.note_advance()
-    # Whether this end explains the first failure: that rank had only lost a peer. Then this rank is the first failure.
+    # Whether this end explains the first failure: the rank that failed first had only lost a peer, so this rank
+    # replaces it.
     first = (
         None
         if builder.first_failure is None
@@ -258,7 +261,7 @@ def _shortened(what: protocol.Ended) -> protocol.Ended:
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
     if failure_kind.is_good(what):
         return "done"
-    # Whether a rank of an elastic job ended because the job forms anew, with a host less or more.
+    # Whether a rank of an elastic job ended because the job restarts its ranks with fewer or more hosts.
     if what.outcome == "replaced" or (
         builder.base.is_elastic
         and (failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what))

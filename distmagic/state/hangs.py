@@ -1,4 +1,6 @@
-"""Says whether a run hangs, and where its ranks are: ranks with equal stacks together, the odd ones first. Pure."""
+"""Whether a run hangs, and where its ranks are: ranks with equal stacks form a group, the unusual groups come first.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
 from distmagic.state.model import RunState, StackDump, WorkerState
 
-SHOWN_GROUPS = 8  # places whose stacks are shown
-_LIST_AT_MOST = 12  # ranks of a group that are listed before ranges take their place
+SHOWN_GROUPS = 8  # groups whose stacks are shown
+_LIST_AT_MOST = 12  # ranks that are listed one by one; longer lists become ranges
 
-# What a call that can take for ever waits for, by the beginning of its file's name. The first that fits counts.
+# What a blocking call waits for, by the start of its file's name. The first match counts.
 _COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
 _WAITS = (
     ("torch/utils/data/", "for its DataLoader"),
@@ -31,7 +33,8 @@ _WAITS = (
 )
 _STORE = "torch/distributed/rendezvous.py"
 _JOINS = ("torch/multiprocessing/spawn.py", "multiprocessing/process.py")
-_WRAPPERS = ("wrapper", "inner", "decorator")  # of torch, around each collective
+# Wrappers of torch around each collective.
+_WRAPPERS = ("wrapper", "inner", "decorator")
 _C10D_LINE = re.compile(
     r"\[W\d{4} .*\[c10d\]|frame #\d+: |Exception raised from |<omitting python frames>|$"
 )
@@ -39,10 +42,10 @@ _C10D_LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class StackGroup:
-    """Ranks that are at the same place. `labels` name them, `doing` and `place` say what they do and where.
+    """Ranks at the same place. `labels` are their names, `doing` and `place` describe what they do and where.
 
-    `doing` is a pair, for one rank and for several: ("waits in all_reduce", "wait in all_reduce"). Ranks that don't
-    answer have no `threads`.
+    `doing` has the words for one rank and for several: ("waits in all_reduce", "wait in all_reduce"). A group of ranks
+    that don't answer has no `threads`.
     """
 
     ranks: tuple[int, ...]
@@ -55,9 +58,9 @@ class StackGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where all ranks are, the odd ones first. `unanswered` are the hosts that did not answer.
+    """Where all ranks are, the unusual groups first. `unanswered` are the hosts that did not answer.
 
-    `parting` is the collective call in which they part, where their calls show it.
+    `parting` is the collective call at which ranks diverge, if their recorded calls show one.
     """
 
     groups: tuple[StackGroup, ...]
@@ -66,9 +69,11 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """`rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at ...`.
+        """One sentence: `rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at
+        ...`.
 
-        Where they made different calls: `rank 1 (...) calls broadcast [4] at ... where ranks 0, 2 call all_reduce [4] at ...`.
+        If ranks made different calls: `rank 1 (...) calls broadcast [4] at ... where ranks 0, 2 call all_reduce [4] at
+        ...`.
         """
         world = None
         if not self.unanswered:
@@ -84,7 +89,7 @@ class Explanation:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks that all others wait for; none where neither calls nor stacks show it."""
+        """The ranks that all others wait for; none if neither calls nor stacks show it."""
         if self.parting is not None and self.parting.missing:
             return frozenset(self.parting.missing)
         first, *others = self.groups or (None,)
@@ -95,7 +100,7 @@ class Explanation:
 
     @property
     def standing_out(self) -> Mapping[int, str]:
-        """The ranks to look at first, each with the reason in words."""
+        """The ranks to look at first, each with a reason."""
         if self.parting is None or self.parting.kind != "different":
             return dict.fromkeys(self.awaited, "the others wait for it")
         most, *others = self.parting.sides
@@ -107,7 +112,7 @@ class Explanation:
 
     @property
     def advice(self) -> str:
-        """What the user should look at first, "" where the stacks don't show it."""
+        """What the user should check first; "" if the stacks don't show it."""
         if not self.groups or self.unanswered:
             return ""
         first, *others = self.groups
@@ -152,7 +157,7 @@ class Explanation:
         verb = ("calls" if is_one else "call") if side.waits else "called"
         words = [self._who(side.ranks), verb, side.call]
         for group in self.groups:
-            # A rank that has left this call is elsewhere.
+            # A rank that has left this call is somewhere else.
             if side.waits and group.in_collective and side.ranks[0] in group.ranks:
                 words.append(group.place)
         return " ".join(words)
@@ -179,18 +184,19 @@ class Explanation:
 
 
 def _is_in(group: StackGroup, *files: str) -> bool:
-    """Whether these ranks are in a function of such a file."""
+    """Whether the ranks of a group are inside a function of one of these files."""
     frames = group.threads[0].frames if group.threads else ()
     return any(frame.file in files for frame in frames)
 
 
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
-    """Whether no rank has advanced for this long. False while a connection is broken: its ranks may advance unseen.
+    """Whether no rank has advanced for `hang_timeout_s`. False while a connection is broken: its ranks may advance
+    unseen.
 
-    Nor does a run hang while a rank waits for somebody to type.
+    Also False while a rank waits for the user's input.
 
-    A rank advances when it starts, reports, moves a bar or ends; one that has never reported also when it prints, but for
-    the warnings of torch that it still waits for other ranks.
+    A rank advances when it starts, reports, moves a bar or ends. Printing counts only for a rank that has never
+    reported, except torch's warnings that it still waits for other ranks.
     """
     lost = state.lost_nodes
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
@@ -205,25 +211,27 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
 
 
 def has_shown_progress(worker: WorkerState) -> bool:
-    """Whether a rank has ever reported, or shown a bar. What it only prints may come as seldom as it likes."""
+    """Whether a rank has ever reported or shown a bar. A rank that only prints may be silent for any time."""
     has_reported = bool(worker.metrics) and not worker.has_printed
     return worker.step is not None or bool(worker.bars) or has_reported
 
 
 def is_of_a_wait(text: str) -> bool:
-    """Whether all of a text is what c10d writes, every 30 s, while it can't reach another rank: a warning, a C++ stack."""
+    """Whether a text contains only c10d's output while it can't reach another rank: every 30 s a warning and a C++
+    stack.
+    """
     return all(map(_C10D_LINE.match, text.splitlines()))
 
 
 def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
-    """Whether a bar has moved. A new event alone doesn't show that: tqdm's own thread redraws bars that stand still."""
+    """Whether a bar has moved. An event alone does not prove it: tqdm's monitor thread also redraws stalled bars."""
     before = [(bar.id, bar.n, bar.closed) for bar in old]
     after = [(bar.id, bar.n, bar.closed) for bar in new]
     return before != after
 
 
 def dump_of(state: RunState, request_id: str) -> StackDump | None:
-    """Return the answers to a request, None if there are none yet."""
+    """Return the answers to a request; None if there are none yet."""
     for dump in state.stack_dumps:
         if dump.request_id == request_id:
             return dump
@@ -231,7 +239,7 @@ def dump_of(state: RunState, request_id: str) -> StackDump | None:
 
 
 def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
-    """Return the nodes that have not answered for all their ranks. A node whose ranks are all done need not answer."""
+    """Return the nodes without answers of all their ranks. A node whose ranks have all ended need not answer."""
     missing = {
         worker.node_rank for worker in state.workers.values() if worker.phase != "done"
     }
@@ -241,7 +249,7 @@ def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
 
 
 def explain_last(state: RunState) -> Explanation | None:
-    """Return where the ranks are, if no rank has advanced since the last request for stacks; else None."""
+    """Return where the ranks are, by the last request for stacks; None if a rank has advanced since."""
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
     found = explain_dump(state, state.stack_dumps[-1])
@@ -249,9 +257,9 @@ def explain_last(state: RunState) -> Explanation | None:
 
 
 def explain_failed_call(state: RunState) -> str:
-    """Return in which call ranks parted, and what to do, of a run in which a collective call failed; "" where nothing shows it.
+    """Explain a run in which a collective call failed: the call at which ranks diverged, and what to do; "" if unknown.
 
-    A rank that is behind may have lost another one, as the others have: it is named only if it has ended well.
+    A rank that is behind may only have lost another one, like the others: it is named only if it ended successfully.
     """
     answers, left = [], []
     for worker in state.workers.values():
@@ -271,7 +279,7 @@ def explain_failed_call(state: RunState) -> str:
 
 
 def explain_dump(state: RunState, dump: StackDump) -> Explanation:
-    """Return where the ranks were by their answers."""
+    """Return where the ranks were, according to their answers."""
     answers = [
         (state.workers[rank].host, stacks)
         for rank, stacks in dump.stacks.items()
@@ -288,13 +296,13 @@ def explain(
     unanswered: Sequence[str] = (),
     left: Sequence[Stacks] = (),
 ) -> Explanation:
-    """Group the answers of ranks, each with its host's name. `left` are the calls of ranks that have ended well."""
+    """Group the answers of ranks, each with its host's name. `left` has the calls of ranks that ended successfully."""
     answers = list(answers)
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
 
-    # The odd ones first: ranks that don't answer, then those outside of the call in which the others wait, then the
+    # Unusual groups first: ranks that don't answer, then ranks outside of the call in which the others wait, then
     # smaller groups.
     def oddness(group: StackGroup) -> tuple[bool, bool, int, int]:
         return (
@@ -313,7 +321,7 @@ def explain(
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:
-    """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world`: how many ranks there are, if known."""
+    """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world` is the number of ranks, if known."""
     one, several = group.doing
     doing = one if len(group.ranks) == 1 else several
     parts = (_names(group, world), doing, group.place)
@@ -329,7 +337,7 @@ def _names(group: StackGroup, world: int | None) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Return `0, 1, 3`, or of many ranks `0-6, 8-15`."""
+    """Return `0, 1, 3`; for many ranks `0-6, 8-15`."""
     if len(ranks) <= _LIST_AT_MOST:
         return ", ".join(map(str, ranks))
     words = ranges(ranks)
@@ -342,9 +350,9 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def _key(stacks: Stacks) -> object:
-    """Return what is equal for ranks at the same place: the frames of the user's own code, and the call they wait in.
+    """Return a key that is equal for ranks at the same place: the frames of the user's code, and the collective call.
 
-    Frames below that call do not count: of two ranks in the same call, one may just be looking at its clock.
+    Frames inside that call do not count: of two ranks in the same call, one may just be reading its clock.
     """
     if not stacks.threads:
         return stacks.silence
@@ -378,7 +386,7 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
 
 
 def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
-    """Return what a main thread does, for one rank and for several, and whether that is a collective call."""
+    """Return what a main thread does, worded for one rank and for several, and whether it is in a collective call."""
     last = -1  # the innermost frame of the user's own code
     for index, frame in enumerate(frames):
         if frame.mine:
@@ -404,7 +412,7 @@ def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
 
 
 def _collective(called: Sequence[Frame]) -> str:
-    """Return the name of the collective call among these frames, "" if there is none: the outermost with a good name."""
+    """Return the outermost well-named collective call among these frames, "" if there is none."""
     found = [
         frame
         for frame in called
@@ -422,7 +430,7 @@ def _collective(called: Sequence[Frame]) -> str:
 
 
 def _place(frames: Sequence[Frame]) -> str:
-    """Return where the user's own code is; without any, where the rank is."""
+    """Return the place in the user's code; if the stack has none, the innermost place."""
     if not frames:
         return ""
     mine = [frame for frame in frames if frame.mine] or frames
@@ -433,7 +441,7 @@ def _place(frames: Sequence[Frame]) -> str:
 
 
 def stacks_text(explanation: Explanation) -> str:
-    """Return the stacks as a traceback looks, innermost frames last, each place under its ranks."""
+    """Return the stacks in the style of a traceback, innermost frames last, each below its ranks."""
     parts = []
     for group in explanation.groups[:SHOWN_GROUPS]:
         head = sentence_of(group, None)
@@ -447,7 +455,7 @@ def stacks_text(explanation: Explanation) -> str:
 
 
 def stack_lines(group: StackGroup) -> list[str]:
-    """Return the lines of one place: the main thread, and other threads that run the user's code."""
+    """Return the stack of one group: the main thread, and other threads that run the user's code."""
     lines: list[str] = []
     for index, thread in enumerate(group.threads):
         if index:

@@ -1,4 +1,4 @@
-"""The state of a run, of its nodes and of its ranks. Nouns only: fold.py makes them from events."""
+"""The state of a run, of its nodes and of its ranks: data only. fold.py makes them from events."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from distmagic.state.phases import (
 from distmagic.state.series import Point as Point  # noqa: PLC0414 - one of the state's nouns
 from distmagic.state.series import Series as Series  # noqa: PLC0414
 
-ANY_TERMS = JobTerms(lease_s=60.0)  # of a run of which nobody says more
+ANY_TERMS = JobTerms(lease_s=60.0)  # the terms of a run that is not planned yet
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
     """One host in this run. The package's docstring has the phases, and the events that cause them.
 
-    host          the name that the user typed
-    hostname      the host's own name for itself, "" before its agent runs
-    address       the address that the other nodes dial
+    host          its name as the user typed it
+    hostname      its own hostname, "" before its agent runs
+    address       the address to which the other nodes connect
     unusable      why the host can't take part, "" if it can
-    waits_for     the devices of the host that the run waits for, and the job that has them; "" while it doesn't wait
-    sent_bytes    so much of `total_bytes` of the payload was sent there; both 0 where the host lacked nothing
+    waits_for     the devices that the run waits for, and the job that has them; "" while it doesn't wait
+    sent_bytes    how many of the `total_bytes` of the payload were sent; both 0 if the host lacked nothing
     code          torchrun's exit code, None before its end
-    reason        why the agent ended, in its own words, "done" after a good run; "" before
+    reason        why the agent ended, in its own words; "done" after a successful run, "" before
     survivors     processes that could not be ended
-    broken        why there is no connection just now, "" with one; since `broken_at_s`
-    gang          what the other nodes know of this one by the gang channel
-    is_agent_gone whether its host has said that its agent has ended without a last event
-    stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node to blame, None for nobody
-    accused_at_s  since when the other nodes don't hear this one, while it says nothing itself; else None
-    hardware      how busy the host was at the last look, None before the first one
-    gpu_peaks     the most memory of each GPU that was in use at any look, in the order in which ranks count them; 0 where nothing tells
-    gpus_idle_s   for how long no look has found a GPU of its ranks at work; the last look was at `looked_at_s`
+    broken        why the connection is broken, since `broken_at_s`; "" while it is not
+    gang          its state at the other nodes, by heartbeats
+    is_agent_gone whether its host reported that its agent ended without a last event
+    stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node that caused it, or None
+    accused_at_s  since when the other nodes receive no heartbeat, while it sends no event either; else None
+    hardware      the last measurement of the host's load, None before the first one
+    gpu_peaks     peak memory use of each GPU, in the order of local ranks' GPU numbers; 0 if unknown
+    gpus_idle_s   for how long all GPUs of its ranks have been idle, up to the last measurement at `looked_at_s`
 
-    All times are seconds since the run began, by the notebook's clock.
+    All times are seconds since the start of the run, by the notebook's clock.
     """
 
     node_rank: int
@@ -73,17 +73,21 @@ class NodeState:
 
     @property
     def is_heard(self) -> bool:
-        """Whether its gang hears the node, as far as known: it runs, wherever this notebook's connection is broken."""
+        """Whether the other nodes receive its heartbeats, as far as known: it runs, even if the notebook's connection
+        is broken.
+        """
         return self.gang == "joined" and not self.is_agent_gone
 
     @property
     def is_reached(self) -> bool:
-        """Whether this notebook has heard of the node's agent, and has a connection to it just now."""
+        """Whether this notebook has received an event of the node's agent, and has a connection to it now."""
         return bool(self.hostname) and not self.broken
 
     @property
     def was_met(self) -> bool:
-        """Whether this notebook has, or has had, a connection to the node's agent: it is not one that nobody has started."""
+        """Whether this notebook has, or has had, a connection to the node's agent; False for a node that was never
+        started.
+        """
         return bool(self.hostname or self.broken)
 
 
@@ -92,16 +96,16 @@ class WorkerState:
     """One rank, as the latest events of its node describe it.
 
     round         the round of the rendezvous in which the rank was started
-    restart       how often torchrun had started the rank before
-    step, total   as the rank reported them; None where it didn't
-    bars          open progress bars, outermost first; if all are over the last one; `bars_before` others came before that one
-    metrics       the latest value of each metric; `has_printed` them: they are of lines that it has only printed
-    at_s          seconds since the rank started, at its last report
-    advanced_at_s when its step or a bar moved last, by the notebook's clock; its start before that
-    rate          steps a second (of `report`, else of the outermost bar); None where unknown
+    restart       how often torchrun had restarted the rank
+    step, total   as the rank reported them; None if it didn't
+    bars          open progress bars, outermost first; if all are closed, the last one, after `bars_before` others
+    metrics       the latest value of each metric; `has_printed`: they were read from printed lines
+    at_s          time of its last report, in seconds since the start of the rank
+    advanced_at_s when its step or a bar last moved, by the notebook's clock; before that, its start
+    rate          steps per second (of `report`, else of the outermost bar); None if unknown
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
-    left          its calls and stacks, if one of its collective calls has failed
+    left          its calls and stacks, if one of its collective calls failed
     """
 
     rank: int
@@ -128,18 +132,18 @@ class WorkerState:
 
     @property
     def gpu(self) -> int | None:
-        """Which GPU of its host the rank uses, as ranks count them there; None for none."""
+        """The GPU of the rank, as ranks of its host number them; None for none."""
         kind, _, number = self.device.partition(":")
         return int(number) if kind == "cuda" and number.isdecimal() else None
 
     @property
     def label(self) -> str:
-        """`rank 3 (gpu-b, local_rank 1)`, as every message writes a rank."""
+        """`rank 3 (gpu-b, local_rank 1)`, the form in all messages."""
         return f"rank {self.rank} ({self.host}, local_rank {self.local_rank})"
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end at the present rate."""
+        """Estimated seconds to the end at the current rate."""
         step, total = self.progress
         if self.phase != "running" or not self.rate or step is None or total is None:
             return None
@@ -147,9 +151,9 @@ class WorkerState:
 
     @property
     def progress(self) -> tuple[float | None, float | None]:
-        """(done, total) of `report`, else of the outermost bar; None where unknown.
+        """(done, total) of `report`, else of the outermost bar; None if unknown.
 
-        A bar that is over says nothing of a rank that goes on: it may have been that of some preparation.
+        A closed bar says nothing about a rank that is still running: it may have been for preparation.
         """
         if self.step is not None:
             return self.step, self.total
@@ -160,7 +164,7 @@ class WorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLine:
-    """One line of output. `rank` -1 is torchrun's own; `label` is as shown: `rank 3 gpu-b`."""
+    """One line of output. `rank` -1 is torchrun itself; `label` is the label shown with it: `rank 3 gpu-b`."""
 
     rank: int
     label: str
@@ -170,7 +174,7 @@ class OutputLine:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPicture:
-    """A picture that a rank has shown when it was at `step`: `png` is base64 of a PNG that a page can draw."""
+    """A picture that a rank showed at `step`: `png` is the base64 of a PNG that a page can draw."""
 
     rank: int
     host: str
@@ -182,7 +186,7 @@ class ShownPicture:
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
-    `request_id` names the request. `nodes` are those that have answered for all their ranks.
+    `request_id` is the ID of the request. `nodes` are those that have answered for all their ranks.
     """
 
     request_id: str
@@ -193,43 +197,43 @@ class StackDump:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """All that is known of a run. The package's docstring says which fields occur together.
+    """Everything known about a run. The package's docstring lists the fields that only occur together.
 
     workers             by rank
     series              points of metrics, by rank and then by name of the metric
-    lines               the last lines of output of all ranks; `lines_seen` counts all lines ever
-    pictures            the last pictures that ranks have shown
+    lines               the last lines of output of all ranks; `lines_seen` counts all lines so far
+    pictures            the last pictures that ranks showed
     open_lines          unfinished lines, by (rank, node_rank, stream); rank -1 is torchrun
-    first_failure       the rank that failed first, by arrival; at `first_failure_at_s`
+    first_failure       the rank whose failure arrived first, at `first_failure_at_s`
     failed_node         the node whose torchrun failed first, before any stop
-    notices             what a user should know that is no failure, one line each
+    notices             messages for the user that are no failures, one line each
     stopping            the reason of the stop, "" before one
-    culprit             the node because of which the nodes stop, where they found out among themselves
-    abandoned           why the run ended before it had begun on all hosts, "" if it did not
+    culprit             the node that made the other nodes stop, if they decided it among themselves
+    abandoned           why the run ended before it had started on all hosts, "" if it did not
     started_at_s        when the first node's agent was started, None before
     lost                (node_rank, why) of nodes that are lost
-    unreached           endpoint and reason, by node that can't dial the endpoint
+    unreached           nodes that can't connect to the rendezvous endpoint, with endpoint and reason
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
-    terms               the terms on which the job runs: until it is planned, those that are asked for
+    terms               the settings of the job; before the plan, the requested ones
     rdzv_round          the last round of the rendezvous
-    chose_port          whether the plan has chosen the port of the rendezvous; not known of a run that is only followed
-    detached_by         why the job needs no notebook any more: "asked", "disconnected", or "" where it does
-    advanced_at_s       when a rank advanced last (see `hangs.is_hung`), before any stop
-    reaching_since_s    when the notebook reached a node after it had reached none; 0 before the first
+    chose_port          whether the plan chose the port of the rendezvous; unknown after `attach`
+    detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" if it does
+    advanced_at_s       when a rank last advanced (see `hangs.is_hung`), before any stop
+    reaching_since_s    when the notebook last reached a node after it had reached none; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
-    paused              the ranks that wait for somebody to type, by rank; `paused_s` is how long any did, and no rank
+    paused              the ranks that wait for the user's input; `paused_s` is the total time of such waits; no rank
                         has waited since `resumed_at_s`
-    wanted_stacks       the request for stacks that the user made last, "" before one
-    name                what the user calls the run (--name), "" where it has no such name
-    began_unix_s        when the run began, in seconds since 1970 by the notebook's clock; 0 where that is not known
-    began_up_s          the same by `processes.up_s`, which nobody can set
-    before_s            how long the job had run when this kernel began to follow it
-    variable            the variable that has the run, as messages name it
-    cell                the number of the cell, where this is the state of one cell of ranks that stay; else 0
-    seen_unix_s         when this notebook saw the run last, in seconds since 1970, where it shows a state that is no newer;
+    wanted_stacks       the ID of the user's last request for stacks, "" before one
+    name                the user's name for the run (--name), "" if it has none
+    began_unix_s        start of the run, in seconds since 1970 by the notebook's clock; 0 if unknown
+    began_up_s          the same by `processes.up_s`, a clock that can't be changed
+    before_s            age of the job when this kernel started to follow it
+    variable            name of the notebook's variable for the run, for messages
+    cell                number of the cell, if this is the state of one cell on ranks that stay; else 0
+    seen_unix_s         when this notebook last saw the run, in seconds since 1970, if it shows a state from then;
                         else 0
 
-    Times are seconds since the run began, or since this kernel began to follow it, by the notebook's clock.
+    Times are seconds since the start of the run, or since this kernel started to follow it, by the notebook's clock.
     """
 
     job: str
@@ -289,14 +293,14 @@ class RunState:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether hosts may come and go while it runs: also where just so many are there as it needs."""
+        """Whether hosts may come and go during the run, even while it has only as many as it needs."""
         return self.terms.is_elastic
 
     @property
     def essential(self) -> tuple[NodeState, ...]:
-        """The nodes that decide how the run ends: all of them, or some of an elastic run. The lead is always one.
+        """The nodes that decide how the run ends: all nodes, or some of an elastic run. The lead is always one.
 
-        In an elastic run a node that is lost does not count. Nor does one that came too late to have a rank: its
+        In an elastic run a lost node does not count, and neither does one that joined too late to have a rank: its
         torchrun fails when the others have ended.
         """
         if not self.is_elastic:
@@ -320,23 +324,23 @@ class RunState:
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many nodes are lost that there is no job without them."""
+        """Whether so many nodes are lost that the job can't continue."""
         lost = self.lost_nodes
         if not lost:
             return False
-        # Those that only this notebook can't follow run all the same.
+        # Nodes that only this notebook can't reach run on.
         heard = [node for node in lost if self.nodes[node].is_heard]
         there = len(self.essential) + len(heard)
         return not self.is_elastic or 0 in lost or there < self.terms.min_nodes
 
     @property
     def is_over(self) -> bool:
-        """Whether every node is gone, or lost for good, or nothing was ever started."""
+        """Whether every node is gone or lost for good, or nothing was ever started."""
         return bool(self.abandoned) or not self.there
 
     @property
     def phase(self) -> RunPhase:
-        """The run in one word."""
+        """The phase of the run."""
         if not self.is_over:
             if self.stopping:
                 return "stopping"
@@ -355,7 +359,7 @@ class RunState:
     def _phase_before_ranks(self) -> RunPhase:
         if any(node.waits_for for node in self.nodes):
             return "waiting"
-        # What the node that is least far does.
+        # The phase of the slowest node.
         least = min(
             (node.phase for node in self.nodes),
             key=NODE_PHASES.index,

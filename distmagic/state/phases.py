@@ -1,7 +1,7 @@
 """The phases of nodes, ranks and runs, and what each reason of a stop means.
 
-The reasons themselves travel, so their list is in remote/wire/vocabulary.py. All other lists of such words are here, or
-are made from these, so that a new word has one place where its meaning must be given.
+Hosts send the reasons too, so their list is in remote/wire/vocabulary.py. All other lists of such words are in this
+module or derived from it, so that a new word needs a meaning in one place only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal, cast, get_args
 
 from distmagic.remote.wire.vocabulary import StopReason
 
-# A node goes through these in this order, and may leave some out. ended: torchrun is over. clear: no process is left.
-# gone: the agent has ended too, and all its events are here.
+# A node goes through these in this order, and may skip some. ended: torchrun has ended. clear: no process is left.
+# gone: the agent has ended too, and all its events have arrived.
 NodePhase = Literal[
     "connecting",
     "connected",
@@ -24,7 +24,7 @@ NodePhase = Literal[
     "gone",
 ]
 NODE_PHASES: tuple[NodePhase, ...] = get_args(NodePhase)
-OPENING: tuple[NodePhase, ...] = NODE_PHASES[:4]  # before there is any rank
+OPENING: tuple[NodePhase, ...] = NODE_PHASES[:4]  # before any rank exists
 
 # stopped: ended by the agent or by torchrun. lost: its node was lost.
 RankPhase = Literal["starting", "running", "done", "failed", "stopped", "lost"]
@@ -43,7 +43,7 @@ RunPhase = Literal[
     "lost",
 ]
 
-# What the other nodes know of a node. silent: they have never received a datagram of it. "": nothing is known.
+# The state of a node at the other nodes. silent: they have never received a datagram of it. "": unknown.
 GangState = Literal["", "joined", "silent", "lost"]
 
 
@@ -51,9 +51,9 @@ GangState = Literal["", "joined", "silent", "lost"]
 class StopMeaning:
     """What follows from one reason of a stop.
 
-    `is_wish`: the notebook that drives the run decided to stop it: for the user, at a limit, or because the nodes don't
-    meet; no node failed. `is_explained`: the rest of the state tells the cause, a failed rank or a lost node. `in_row`: the words in
-    the row of a host without ranks.
+    `is_wish`: this notebook decided to stop the run: for the user, at a time limit, or because the nodes don't meet; no
+    node failed. `is_explained`: the rest of the state has the cause, a failed rank or a lost node. `in_row`: the text
+    in the row of a host without ranks.
     """
 
     is_wish: bool = False
@@ -82,11 +82,11 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
 
 
 def is_explained(reason: str) -> bool:
-    """Whether the rest of the state shows why a node, or the run, ended with this reason."""
+    """Whether the rest of the state explains why a node, or the run, ended with this reason."""
     meaning = meaning_of(reason)
     return reason in ("", "done") or (meaning is not None and meaning.is_explained)
 
 
 def meaning_of(reason: str) -> StopMeaning | None:
-    """Return what a reason means; None for one of an agent's own words (an error), for "done" and for none."""
+    """Return the meaning of a reason; None for an agent's own text (an error), for "done" and for ""."""
     return STOP_MEANINGS.get(cast(StopReason, reason))

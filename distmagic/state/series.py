@@ -1,7 +1,7 @@
-"""The points of one metric of one rank: a value that grows in constant time and stays small. Pure.
+"""The points of one metric of one rank. Adding a point takes constant time, and the memory is limited. Pure.
 
-A series that is full is thinned, but what a reader looks for is never lost: the first and the last point, the least and
-the greatest value of every part, NaN and infinity.
+A full series is thinned. It keeps the first and the last point, and of every part the min, the max, a NaN and an
+infinite value.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
-_THINNED = 8  # points of which a full series keeps at most half: the least, the greatest, NaN and an infinite one
+# a full series keeps at most half of each such group of points: its min, its max, a NaN and an infinite one
+_THINNED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One value of a metric: seconds since the rank started, the step if the rank gave one, the value."""
+    """One value of a metric, with seconds since the start of the rank, and the step if the rank gave one."""
 
     at_s: float
     step: float | None
@@ -28,7 +29,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
-    """Neighbouring points in one: the min, the mean and the max of their values. `x` is in steps or in seconds."""
+    """Several neighbouring points as one: the min, mean and max of their values. `x` is in steps or in seconds."""
 
     x: float
     low: float
@@ -38,16 +39,16 @@ class Bin:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the bins of a curve lie, which all its lines share: a bin begins at its edge, and is drawn at its x."""
+    """The positions of a curve's bins, which all its lines share: a bin starts at its edge, and is drawn at its x."""
 
     edges: Sequence[float]
     xs: Sequence[float]
 
 
 def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
-    """Return a place for each x in `columns`; of more than `limit` of them, `limit` places of the same width.
+    """Return a place for each x in `columns`; if these are more than `limit`, return `limit` places of the same width.
 
-    Of these the first and the last are drawn at the first and the last x.
+    The first and the last of these are drawn at the first and the last x.
     """
     distinct: set[float] = set()
     ends: list[float] = []
@@ -70,10 +71,10 @@ def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
 
 
 class Series:
-    """Points in order of arrival. `extended` returns a longer one and leaves this one as it is.
+    """Points in order of arrival. `extended` returns a longer series and leaves this one unchanged.
 
-    The numbers lie in one table that a series and its longer successors share: each sees only its own length of it,
-    so that appending copies nothing, and a state that somebody holds on to never changes.
+    The numbers are in one table that a series shares with its longer successors: each uses only its own length of it.
+    So appending copies nothing, and an older state never changes.
     """
 
     __slots__ = ("_epochs_end", "_size", "_table", "arrived")
@@ -86,25 +87,26 @@ class Series:
     ) -> None:
         self._table = array("d") if table is None else table
         self._size = len(self._table) // _COLUMNS
-        self._epochs_end = epochs_end  # where the steps of this epoch begin, counted on from all epochs before
-        self.arrived = arrived  # how many points, those too that were thinned out
+        self._epochs_end = epochs_end  # where the steps of this epoch start, added up over all earlier epochs
+        # Number of points so far, including those that were thinned out.
+        self.arrived = arrived
 
     def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
-        """Return this series and more points; one of more than `limit` points, at least 8, is thinned.
+        """Return this series with more points; above `limit` points (at least 8) it is thinned.
 
-        `numbers` are at_s, step (NaN where the rank gave none) and value of the first point, of the second, and so on.
+        `numbers` are at_s, step (NaN if the rank gave none) and value of the first point, of the second, and so on.
         """
         end = _COLUMNS * self._size
         table = self._table
-        if len(table) != end:  # another successor has grown it already
+        if len(table) != end:  # another successor has already extended it
             table = table[:end]
         epochs_end = self._epochs_end
         last_step = table[end - 3] if end else math.nan
-        # All at once: a table that grows number by number takes twice as long.
+        # All at once: appending number by number takes twice as long.
         more: list[float] = []
         one_by_one = iter(numbers)
         for at_s, step, value in zip(one_by_one, one_by_one, one_by_one, strict=True):
-            # Whether a step that has fallen is the beginning of a new epoch, and not one that came late.
+            # Whether a smaller step is the start of a new epoch, and not a late one.
             if step < last_step and (step <= 1 or step < last_step / 2):
                 epochs_end += last_step
             if step == step:  # noqa: PLR0124 - NaN is not, and this is faster than to ask math
@@ -122,18 +124,18 @@ class Series:
         return self._point(range(self._size)[index])
 
     def xs(self, *, by_step: bool) -> array[float]:
-        """Return where the points lie: at their steps, going on from epoch to epoch where a rank counts each anew.
+        """Return the x of all points: their steps, counted on across epochs if a rank starts each at 0.
 
-        Without `by_step` at the seconds since the rank started.
+        Without `by_step`, seconds since the start of the rank.
         """
         return self._table[2 if by_step else 0 : _COLUMNS * self._size : _COLUMNS]
 
     def last_x(self, *, by_step: bool) -> float:
-        """Return the last of them."""
+        """Return the x of the last point."""
         return self._table[_COLUMNS * (self._size - 1) + (2 if by_step else 0)]
 
     def latest(self, count: int) -> list[tuple[float, float, float]]:
-        """Return at_s, the step, counted on from epoch to epoch (NaN without one), and value of the last points."""
+        """Return at_s, step and value of the last points. Steps are counted on across epochs (NaN without one)."""
         end = _COLUMNS * self._size
         table = self._table[max(0, end - _COLUMNS * count) : end] if count else array("d")  # fmt: skip
         at_s, along, values = (table[column::_COLUMNS] for column in (0, 2, 3))
@@ -144,7 +146,7 @@ class Series:
     ) -> tuple[list[Bin], list[tuple[float, float]]]:
         """Return a bin for each place that has a finite value, and the holes.
 
-        A hole is the first and the last x of neighbouring values that are no numbers or infinite; a place has one at most.
+        A hole is the first and the last x of consecutive values that are NaN or infinite; each place has one at most.
         """
         xs, values = self._in_order(by_step=by_step)
         found: list[Bin] = []
@@ -157,7 +159,7 @@ class Series:
             if not part:
                 continue
             total = sum(part)
-            if math.isfinite(total):  # as nearly always
+            if math.isfinite(total):  # the usual case
                 mean = total / len(part)
                 found.append(Bin(x=x, low=min(part), mean=mean, high=max(part)))
                 continue
@@ -167,13 +169,13 @@ class Series:
                 holes.append((first_x, xs[bad[-1]]))
                 after_hole = bad[-1] + 1
             finite = [value for value in part if math.isfinite(value)]
-            if finite:  # each divided before: their sum may be too great
+            if finite:  # each is divided first: their sum may overflow
                 mean = sum(value / len(finite) for value in finite)
                 found.append(Bin(x=x, low=min(finite), mean=mean, high=max(finite)))
         return found, holes
 
     def _in_order(self, *, by_step: bool) -> tuple[array[float], array[float]]:
-        """Return all x that are numbers, in order, and their values. A step may come late."""
+        """Return all x that are numbers, in order, and their values. A step may arrive late."""
         xs = self.xs(by_step=by_step)
         values = self._table[3 : _COLUMNS * self._size : _COLUMNS]
         if math.isfinite(sum(xs)) and sorted(xs) == xs.tolist():
@@ -195,7 +197,7 @@ class Series:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Series):
             return False
-        # By their texts: NaN is not equal to itself.
+        # By their texts, because NaN is not equal to itself.
         return [repr(point) for point in self] == [repr(point) for point in other]
 
     __hash__ = None  # type: ignore[assignment]
@@ -207,7 +209,7 @@ class Series:
 
 
 def _thinned(table: array[float]) -> array[float]:
-    """Return about half of the points: of each few neighbours those that a reader looks for, and the first and the last."""
+    """Return about half of the points: the first, the last, and the notable ones of each small group."""
     size = len(table) // _COLUMNS
     values = table[3::_COLUMNS]
     kept: list[int] = []
@@ -221,10 +223,10 @@ def _thinned(table: array[float]) -> array[float]:
 
 
 def _telling(part: array[float]) -> list[int]:
-    """Return where the least and the greatest finite value, the first NaN and the first infinite value are, in order."""
+    """Return the indices of the min, the max, the first NaN and the first infinite value, in order."""
     if math.isfinite(
         sum(part)
-    ):  # as nearly always: this takes a quarter of the time of what follows
+    ):  # the usual case: this takes a quarter of the time of the code below
         return sorted({part.index(min(part)), part.index(max(part))})
     finite = [index for index, value in enumerate(part) if math.isfinite(value)]
     nans = [index for index, value in enumerate(part) if math.isnan(value)]

@@ -1,12 +1,14 @@
-"""Says which ranks stand still, and whether all of them do; and asks where they are before a run is stopped for it. Pure.
+"""Detects ranks without progress, and decides when to ask ranks for their stacks before a run is stopped for that.
+Pure.
 
-A rank stands still when it has not advanced for ten seconds and for five of its usual steps. Nothing is said while a
-rank waits for somebody to type, nor of ranks that have never reported anything, have done all their steps, or are on a host that can't be reached just now.
+A rank stands still when it has not advanced for ten seconds and for five of its usual steps. That does not count while
+a rank waits for the user's input. It does not count either for ranks that have never reported, have done all their
+steps, or are on a host that is out of reach.
 
-    RunState           --look-->  whether to ask the ranks where they are, with no stop in mind
-    RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  why to stop
+    RunState           --look-->  whether to ask ranks for their stacks, without a stop
+    RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  reason
 
-decide.py asks the ranks when an inquiry has begun, and stops the run for its reason.
+decide.py sends the request when an inquiry starts, and stops the run for its reason.
 """
 
 from __future__ import annotations
@@ -26,18 +28,22 @@ from distmagic.state.hangs import (
 from distmagic.state.model import RunState, WorkerState
 
 PATIENCE_S = 10.0
-IDLE_S = 1800.0  # GPUs that a run has not used for so long are worth a word
+IDLE_S = 1800.0  # unused GPUs are reported after this time
 _USUAL_STEPS = 5
-_FIRST_STEP_S = 60.0  # of a rank whose usual step is not known yet: it may compile, or read its data
-LOOK_S = 60.0  # all ranks have stood still for this long: time to see where they are
-GLANCE_S = 10.0  # for this long: time to see whether they wait in different calls. Then after twice this time, and so on
-WORTH_ASKING_S = 30.0  # a stop of a run that has stood still for this long first asks where the ranks are
-_LEAST_STILL_S = 5.0  # a run of a few seconds that reports nothing may just be at work
-STACKS_S = 6.0  # agents themselves wait 4 s for ranks that don't answer
+_FIRST_STEP_S = 60.0  # for a rank whose usual step time is unknown: it may compile, or read its data
+# After all ranks have stood still for so long, they are asked for their stacks.
+LOOK_S = 60.0
+GLANCE_S = 10.0  # after so long, ask quietly whether they wait in different calls; then after twice the time, and so on
+WORTH_ASKING_S = (
+    30.0  # a run that has stood still for so long is asked for stacks before a stop
+)
+_LEAST_STILL_S = 5.0  # a short run that reports nothing may simply be working
+# Time for the answers; agents themselves wait 4 s for ranks that don't answer.
+STACKS_S = 6.0
 
 
 def still_ranks(state: RunState) -> dict[int, float]:
-    """Return for how many seconds each rank has stood still, by rank; only of those that do."""
+    """Return the ranks that stand still, each with the seconds since it advanced."""
     if state.phase != "running" or state.paused:
         return {}
     found = {}
@@ -52,7 +58,7 @@ def still_ranks(state: RunState) -> dict[int, float]:
 
 
 def idle_hosts(state: RunState) -> dict[str, float]:
-    """Return the hosts whose GPUs this run holds and has not used for long, with the seconds."""
+    """Return the hosts whose GPUs this run has reserved and not used for long, with the seconds."""
     if state.phase != "running":
         return {}
     found = {node.host: node.gpus_idle_s for node in state.nodes}
@@ -60,20 +66,21 @@ def idle_hosts(state: RunState) -> dict[str, float]:
 
 
 def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:
-    """Return for how many seconds no rank at all has advanced; None where one does. `still` is of `still_ranks`."""
+    """Return the seconds since any rank advanced; None if not all stand still. `still` comes from `still_ranks`."""
     running = [worker for worker in state.workers.values() if worker.phase == "running"]
     telling = [worker for worker in running if has_shown_progress(worker)]
     if not telling or any(worker.rank not in still for worker in telling):
         return None
-    still_s = state.at_s - state.advanced_at_s  # ranks that only print count, too
+    still_s = state.at_s - state.advanced_at_s  # includes ranks that only print
     return still_s if still_s > PATIENCE_S else None
 
 
 def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
-    """Return whether to ask the ranks where they are: all of them, or in a way that disturbs none.
+    """Return whether to ask the ranks for their stacks: "full" asks all of them, "quiet" only in a way that interrupts
+    none.
 
-    All are asked once, where they stand still for long. A long step is no hang, so what a quiet question finds is said
-    only if `is_worth_saying`. `looked_at_s` is when they were asked last, negative before that.
+    All are asked once, after standing still for long. A long step is no hang, so the answers to a quiet request are
+    shown only if `is_worth_saying`. `looked_at_s` is the time of the last request, negative before the first.
     """
     if state.phase != "running" or state.paused or state.stopping:
         return ""
@@ -87,14 +94,16 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
         return "full"
     running = [one for one in state.workers.values() if one.phase == "running"]
     if len(running) < 2 or any(node.broken for node in state.nodes):
-        return ""  # nobody to wait for, or not all can be asked
+        return ""  # no other rank to wait for, or not all can be asked
     return "quiet" if still_s >= max(GLANCE_S, 2 * asked_after_s) else ""
 
 
 def is_worth_saying(state: RunState, found: Explanation) -> bool:
-    """Whether to say where the ranks are before the run is called hung: they wait in different calls, or for one another.
+    """Whether to show where the ranks are before the run counts as hung: they wait in different calls, or for each
+    other.
 
-    That some wait for others may be a long step; it is said where that lasts, or where all ranks stand still for long.
+    Ranks that wait for others may just be in a long step. That is shown only if it lasts, or if all ranks stand still
+    for long.
     """
     all_still = all_still_s(state, still_ranks(state))
     if all_still is not None and all_still >= LOOK_S:
@@ -115,7 +124,7 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
     ):
         return False
     if worker.step is None and worker.bars and worker.bars[0].closed:
-        return False  # what comes after a bar may show nothing
+        return False  # code after a bar may show nothing
     done, total = worker.progress
     return done is None or total is None or done < total
 
@@ -125,9 +134,9 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Inquiry:
-    """The question to all ranks where they are, before a stop for `reason`; "" while nothing was asked.
+    """A request to all ranks for their stacks, before a stop for `reason`; "" if none was sent.
 
-    `request_id` names the question in the answers; after `until_s` the stop waits for them no longer.
+    `request_id` is the ID in the answers; the stop waits for them until `until_s`.
     """
 
     reason: StopReason | Literal[""] = ""
@@ -138,9 +147,10 @@ class Inquiry:
 def hang_inquiry(
     state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
 ) -> Inquiry:  # fmt: skip
-    """Return the inquiry after one more look: it begins as soon as no rank advances, and is dropped when one does again.
+    """Return the updated inquiry of a hang: it starts as soon as no rank advances, and is dropped when one advances
+    again.
 
-    An inquiry because of an interrupt goes on. `new_id` makes the name of the request.
+    An inquiry because of an interrupt continues. `new_id` makes the ID of the request.
     """
     if inquiry.reason in ("interrupted", "terminated"):
         return inquiry
@@ -152,9 +162,9 @@ def hang_inquiry(
 def timeout_inquiry(
     state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
 ) -> Inquiry:
-    """Return the inquiry before a stop because of --timeout; there is none where the run has not stood still for long.
+    """Return the inquiry before a stop by --timeout; it asks only if the run has stood still for long.
 
-    One that has begun because the run hangs goes on for this reason.
+    An inquiry that was started because the run hangs continues with the new reason.
     """
     if inquiry.reason == "hung":
         return replace(inquiry, reason="timeout")
@@ -167,7 +177,9 @@ def timeout_inquiry(
 def is_worth_asking(
     state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
 ) -> bool:
-    """Whether a stop first asks all ranks where they are: the run has stood still for `still_s`, and they were not asked yet."""
+    """Whether to ask all ranks for stacks before a stop: the run has stood still for `still_s`, and they were not asked
+    yet.
+    """
     if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
@@ -177,12 +189,12 @@ def is_worth_asking(
 
 
 def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:
-    """Return the inquiry that begins now."""
+    """Return an inquiry that starts now."""
     return Inquiry(reason=reason, request_id=request_id, until_s=state.at_s + STACKS_S)
 
 
 def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Literal[""]:
-    """Return why the run must be stopped now that all ranks have answered, or had the time; "" before that."""
+    """Return the reason to stop the run, once all ranks have answered or their time is over; "" before that."""
     if not inquiry.reason or state.stopping or state.is_over:
         return ""
     has_answers = not unanswered(state, dump_of(state, inquiry.request_id))

@@ -1,6 +1,6 @@
-"""Makes the exception that a run ends with of its last state, or none. Pure.
+"""Makes a run's exception from its last state, or None for success. Pure.
 
-`_verdict` is the order in which causes count. Below it stand, for each cause, the words.
+`_verdict` has the precedence of causes. The functions below it write the message for each cause.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ INTERRUPTED_WHEN_OVER = "Interrupted when the run was over: every rank had ended
 
 
 def verdict(state: RunState) -> RunError | None:
-    """Return what to raise for a run that is over; None for one that went well.
+    """Return the exception of a finished run; None if it succeeded.
 
-    The rank that failed first speaks for all: the others were stopped because of it.
+    It is about the rank that failed first: the others were stopped because of it.
     """
     error = _verdict(state)
     survivors = [
@@ -59,11 +59,11 @@ def _verdict(state: RunState) -> RunError | None:
         return (
             Cancelled(state.abandoned) if state.stopping else RunError(state.abandoned)
         )
-    # Before any failure of a rank: an elastic job that loses a node kills its ranks to form anew.
+    # Before failures of ranks: an elastic job that loses a node kills its ranks in order to restart them.
     if state.is_elastic and state.is_lost:
         return _node_lost(state)
-    # Before the reason of a stop: a failure is the reason why the others were stopped. But torchrun would have started
-    # a failed rank again, had the user, or a limit of the user, not ended the run.
+    # Before the reason of a stop: a failure is why the others were stopped. The exception is a failed rank that
+    # torchrun would have restarted, if the user or a time limit had not ended the run.
     could_restart = state.terms.max_restarts > 0 and state.stopping in (
         "interrupted",
         "terminated",
@@ -77,7 +77,7 @@ def _verdict(state: RunState) -> RunError | None:
         if was_killed and _was_ended_by_its_agent(node):
             return _ended_by_its_agent(node)
         return _worker_failed(state, worker)
-    # Before a loss: a node that does not confirm its end is lost only after the run was stopped.
+    # Before a loss: a node that does not confirm its end only counts as lost after the run was stopped.
     if (stopped := _stopped(state)) is not None:
         return stopped
     if state.is_lost:
@@ -114,7 +114,7 @@ def _stopped(state: RunState) -> RunError | None:
             "Let UDP through between the hosts at the port of the rendezvous (--master-port names one), or run it without --detach.",
         )
     if not state.lost and any(node.stopping == "lost" for node in state.essential):
-        # The error of a run whose hosts are all up, but did not hear each other.
+        # The error of a run whose hosts were all up, but received no heartbeats of each other.
         lead = state.nodes[0].host
         cut_off = [
             node.host
@@ -131,7 +131,7 @@ def _stopped(state: RunState) -> RunError | None:
 
 
 def _interrupted(state: RunState) -> Cancelled:
-    # An agent that is told to stop when its torchrun has ended gives "done" as its reason all the same.
+    # An agent that is stopped when its torchrun has already ended still gives "done" as its reason.
     if all(node.code == 0 and node.reason == "done" for node in state.essential):
         if state.cell:
             return Cancelled(
@@ -148,14 +148,14 @@ def _interrupted(state: RunState) -> Cancelled:
 
 
 def _joined(*lines: str) -> str:
-    """Return the lines that are not empty as one text."""
+    """Return the non-empty lines as one text."""
     return "\n".join(line for line in lines if line)
 
 
 def _stood_still(state: RunState) -> tuple[str, str, str]:
-    """Return where the ranks were that had stood still before a stop, what to do, and their stacks; "" where nothing shows it."""
+    """Return where ranks stood still before a stop, what to do, and their stacks; "" each if unknown."""
     explanation = explain_last(state)
-    # What is only replayed has lost its order in time; a run that hung had stood still in any case.
+    # Replayed events have lost their order in time; a run that hung had stood still in any case.
     is_unknown = state.before_s and state.stopping != "hung"
     if explanation is None or is_unknown:
         return "", "", ""
@@ -170,7 +170,7 @@ def _broken(state: RunState) -> RunError | None:
         return _failed_unseen(state, state.nodes[state.culprit])
     if state.failed_node is not None:
         failed = state.nodes[state.failed_node]
-        has_any_begun = bool(state.at_work)  # before that no node has come too late
+        has_any_begun = bool(state.at_work)  # before that, no node is too late
         if failed in state.essential or not has_any_begun:
             return _engine_failed(state, failed)
     broken = [
@@ -185,7 +185,7 @@ def _broken(state: RunState) -> RunError | None:
         return _engine_failed(state, broken[0])
     if state.phase == "done":
         return None
-    # It is not known to have gone well, without any known cause.
+    # Success is not confirmed, and no cause is known.
     silent = ", ".join(node.host for node in state.nodes if node.code is None)
     what = (
         f"{silent} did not report how torchrun ended"
@@ -199,7 +199,7 @@ def _broken(state: RunState) -> RunError | None:
 
 
 def _failed_unseen(state: RunState, node: NodeState) -> RunError:
-    """Return the error of a node that stopped the others because it failed, and that this notebook had lost before."""
+    """Return the error for a node that failed and stopped the others, after this notebook had lost it."""
     for worker in state.workers.values():
         is_there = worker.node_rank == node.node_rank
         if is_there and worker.ended is not None and worker.ended.failure is not None:
@@ -247,7 +247,7 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 
 def _connection(state: RunState, worker: WorkerState) -> str:
-    """Return which host this rank could not reach, if that is what it failed of."""
+    """Return the host that this rank could not reach, if that made it fail."""
     names = {}
     for node in state.nodes:
         for name in (node.host, node.hostname, node.address):
@@ -272,7 +272,7 @@ def _stderr(state: RunState, rank: int) -> list[str]:
 
 
 def _how(code: int, meaning: str) -> str:
-    """Return in words how a process ended."""
+    """Return how a process ended, in words."""
     how = (
         f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
     )
@@ -338,7 +338,7 @@ def _lost_hint(state: RunState) -> str:
 
 
 def _was_ended_by_its_agent(node: NodeState) -> bool:
-    """Whether the agent ended its ranks for a reason of its own: the lease ran out, or another notebook stopped it."""
+    """Whether the agent ended its ranks for its own reason: the lease expired, or another notebook stopped it."""
     meaning = meaning_of(node.reason)
     is_wish = meaning is not None and meaning.is_wish
     return not is_wish and not is_explained(node.reason)
@@ -356,10 +356,10 @@ def _ended_by_its_agent(node: NodeState) -> RunError:
 
 
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
-    """Return the error of a node whose torchrun failed, or that was ended, while no rank is known to have failed.
+    """Return the error of a node whose torchrun failed or was ended, while no failed rank is known.
 
-    The most particular cause counts: what the agent says; then a port that is taken; then a rank whose process failed
-    after its end; then a rank that failed as an echo of another's loss; then the last lines of torchrun.
+    The most specific cause is used: the agent's own error; a port in use; a rank whose process failed after its end; a
+    rank that failed because it lost a peer; the last lines of torchrun.
     """
     if _was_ended_by_its_agent(node):
         return _ended_by_its_agent(node)
@@ -381,7 +381,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             return _failed_afterwards(state, worker)
     for worker in state.workers.values():
         if worker.ended is not None and worker.ended.failure is not None:
-            # Of an elastic job: it may only have lost a peer.
+            # In an elastic job: it may only have lost a peer.
             return _worker_failed(state, worker)
     hint = ""
     if state.lost and state.is_elastic:

@@ -1,4 +1,4 @@
-"""Certificates with their keys, by which two ends of a connection know each other: of one delivery, or of one job's nodes."""
+"""Certificates with keys, by which two ends authenticate: the hosts of one delivery, or the nodes of one job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 _LONG_AGO = dt.datetime(1970, 1, 2)  # noqa: DTZ001 - in UTC, as below
 _FAR_AWAY = dt.datetime(2199, 1, 1)  # noqa: DTZ001
-# Costs of scrypt: 32 MiB and some 100 ms for every guess of a secret that is too simple.
+# Cost of scrypt: 32 MiB and about 100 ms for each guess of a weak secret.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**15, 8, 1
 
 
 def one_time_secret() -> Secret:
     """Return a new certificate and its key.
 
-    Its dates say nothing, because a host's clock may be wrong: it ends by being forgotten.
+    Its dates mean nothing, because a host's clock may be wrong: it is valid until it is forgotten.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -32,9 +32,9 @@ def one_time_secret() -> Secret:
 
 
 def shared_secret(text: str, job: str) -> Secret:
-    """Return the certificate and key that follow from a text which several nodes know, and from their job's name.
+    """Return a certificate and key, derived from a text that several nodes share and from their job's name.
 
-    Everybody who has both makes the same ones: Ed25519 signs without randomness, and all else in it is fixed.
+    Every node derives the same ones: Ed25519 signs without randomness, and all else in the certificate is fixed.
     """
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -47,7 +47,7 @@ def shared_secret(text: str, job: str) -> Secret:
 
 
 def _builder(public_key: Any, serial: int) -> x509.CertificateBuilder:
-    """Return a certificate that is its own authority, not signed yet."""
+    """Return an unsigned certificate that is its own authority."""
     from cryptography import x509
 
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "distmagic")])

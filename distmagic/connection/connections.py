@@ -1,4 +1,4 @@
-"""The kernel's open connections: one for each host and way of reaching it, used again by the next run."""
+"""The kernel's open connections: one for each host and way of reaching it, reused by the next run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
-_OPEN_FILES = 1 << 16  # a connection takes two, or eleven with the system's ssh
+_OPEN_FILES = 1 << 16  # a connection uses two, or eleven with the system's ssh
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Key:
-    """Host, and way of reaching it. After an edit of the SSH configuration the same name may be another machine."""
+    """A host and the way to reach it. After an edit of the SSH configuration the same name may be another machine."""
 
     host: Host
     ssh_config: str | None
     ssh_command: str | None
     config_versions: tuple[config.FileVersion, ...]
-    before_python: tuple[str, ...]  # what runs with it is another environment
+    before_python: tuple[str, ...]  # another prefix means another environment
 
 
 class Connections:
@@ -51,16 +51,16 @@ class Connections:
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
         self._connecting: dict[_Key, threading.Lock] = {}
-        # Of what stands above; never held while something blocks.
+        # Protects the attributes above; never held during a blocking call.
         self._lock = threading.Lock()
         self._owner = os.getpid()
         _allow_many_files()
 
     def link(self, host: Host, access: Access, asker: Asker) -> Link:
-        """Open a new link to a host, over the open connection if there is one that still works.
+        """Open a new link to a host, over its open connection if that still works.
 
-        One that doesn't is closed, also for the other runs. A link that breaks is no sign of that: the keep-alives of a
-        transport are, which end it within seconds, and then no process can be started over it.
+        A connection that does not work is closed for all runs. A broken link does not prove that: a transport's
+        keep-alives end a dead connection within seconds, and then it can start no process.
         """
         return self._link(_key(host, access), host, access, asker)
 
@@ -83,7 +83,7 @@ class Connections:
     def _connected(
         self, key: _Key, host: Host, access: Access, asker: Asker
     ) -> Transport:
-        """Return the connection to a host. Of several threads that want it at once one connects; the others wait."""
+        """Return the connection to a host. If several threads need it at once, one connects and the others wait."""
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
         with connecting:
@@ -96,41 +96,41 @@ class Connections:
         return transport
 
     def take_idle(self, host: Host, access: Access, asker: Asker) -> Link:
-        """Return the idle link of a host, if there is one that still works, else a new link."""
+        """Return the idle link of a host if one still works, else a new link."""
         key = _key(host, access)
         link = self._idle.take((key, access.interpreter(host)))
         if link is not None:
             try:
-                link.host = host  # it may have other slots now
+                link.host = host  # its number of slots may have changed
                 link.facts = link.query(protocol.GetFacts(), protocol.Facts)
             except (ConnectionLost, HostError, ProtocolError):
                 link.close()
-                # Meanwhile the user may have changed the configuration.
+                # The user may have changed the configuration meanwhile.
                 return self.link(host, access, asker)
             else:
                 return link
         return self._link(key, host, access, asker)
 
     def give_back(self, link: Link) -> None:
-        """Keep a link that is not used after all, if its host keeps something loaded; else close it at once."""
+        """Keep an unused link idle if its host has warm processes; else close it at once."""
         if link.kept is None or link.is_closed:
             link.close()
         else:
             self.keep_idle(link)
 
     def keep_idle(self, link: Link) -> None:
-        """Keep a link for the next run, if its host keeps something loaded; else end it."""
+        """Keep a link for the next run if its host has warm processes; else end it."""
         transport = link.transport
-        # The key under which it was opened: by now the configuration may give another one.
+        # The key under which it was opened: the configuration may give another one now.
         with self._lock:
             keys = [key for key, known in self._open.items() if known is transport]
         if keys:
             self._idle.give((keys[0], link.interpreter), link)
         else:
-            link.close()  # its connection was dropped
+            link.close()  # its connection was closed
 
     def _drop(self, broken: Transport) -> None:
-        """Close a connection over which nothing can be started. If another one to the host is open by now, that one stays."""
+        """Close a connection that can start no process. A newer connection to the same host stays."""
         with self._lock:
             self._open = {
                 key: known for key, known in self._open.items() if known is not broken
@@ -138,31 +138,31 @@ class Connections:
         broken.close()
 
     def end_templates(self) -> set[str]:
-        """End what hosts with an idle link keep loaded; return their names."""
+        """End the warm processes on hosts with an idle link; return the hosts' names."""
         return self._idle.close()
 
     def close(self) -> None:
-        """End what hosts keep loaded, and close all connections. New ones can be made."""
+        """End warm processes, and close all connections. New ones can be made afterwards."""
         if os.getpid() != self._owner:
-            return  # a forked child that runs its parent's atexit functions: the connections are the parent's
+            return  # a forked child that runs its parent's atexit functions: the connections belong to the parent
         self._idle.close()
         with self._lock:
             transports = list(self._open.values())
             self._open = {}
         try:
-            # At the same time: each waits for the other end to hang up.
+            # In parallel: each waits for the other end to close.
             in_parallel(lambda transport: transport.close(), transports)
-        except RuntimeError:  # Python ends, and starts no thread any more
+        except RuntimeError:  # Python is exiting and starts no threads
             for transport in transports:
                 transport.close()
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit of open files of this process, which is mostly 1,024, as far as the hard limit lets it."""
+    """Raise this process's soft limit of open files, often 1,024, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # Some systems have a lower limit than they report.
+        # Some systems enforce a lower limit than they report.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -183,9 +183,9 @@ def _key(host: Host, access: Access) -> _Key:
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
 ) -> Transport:
-    """Return a transport to a host: this machine without SSH, the system's client if one is named, else paramiko.
+    """Return a transport to a host: direct for this machine, the system's ssh if it is chosen, else paramiko.
 
-    With `pins` the first key that the host shows over SSH is trusted, and kept in that file, by paramiko alone.
+    With `pins`, paramiko trusts the host's key on first use and stores it in that file.
     """
     if host.is_local:
         from distmagic.transports import local

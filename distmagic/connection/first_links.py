@@ -1,4 +1,4 @@
-"""The first links of a run: all hosts are reached at once, while the notebook's own statements still run."""
+"""The first links of a run: all hosts are connected to at once, while the notebook's own statements still run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from distmagic.payload import blobs
 from distmagic.remote.records import expiry
 from distmagic.request.spec import JobSpec
 
-_LONGER_S = 10.0  # a host that freezes, or whose home's file server does, takes 30 s
+# Extra time for slow hosts: a frozen host, or one with a frozen file server, takes 30 s.
+_LONGER_S = 10.0
 
 
 class FirstLinks:
-    """Links to the hosts of a fleet that are being opened in the background. Further ones are opened by `opener`.
+    """Links to the hosts of a fleet, opened in the background. `opener` opens further ones.
 
-    `absent` are, once they are settled, the hosts that a job begins without: by index, with what is wrong with them.
+    After `settle`, `absent` has the hosts without which the job starts: by index, with their errors.
     """
 
     def __init__(
         self, opener: LinkOpener, warm_hosts: WarmHosts, spec: JobSpec | None = None
     ) -> None:
-        blobs.folder()  # once here, in place of once for each host
+        blobs.folder()  # once now, instead of once for each host
         self.opener = opener
         self.fleet = opener.fleet
         self.absent: dict[int, str] = {}
-        self.is_settled = False  # `settle` has returned links
+        self.is_settled = False  # whether `settle` has returned links
         self._pool = threads_for(len(self.fleet.hosts) + 1, "reach")
         self.futures: list[Future[Link]] = []
         for host in self.fleet.hosts:
@@ -49,12 +50,12 @@ class FirstLinks:
                     spec,
                 )
             )
-        self._pool.submit(expiry.tidy)  # this machine keeps payloads too
+        self._pool.submit(expiry.tidy)  # this machine stores payloads too
 
     def wait(
         self, enough: int | None = None, *, needs_remote: bool = False
     ) -> tuple[Link, ...]:
-        """Wait for all hosts and `settle`. Questions (passphrases, one-time passwords) are asked meanwhile, on this thread.
+        """Wait for all hosts and `settle`. Meanwhile this thread asks questions (passphrases, one-time passwords).
 
         Raises `Cancelled` for an interrupt.
         """
@@ -68,9 +69,9 @@ class FirstLinks:
         return self.settle(enough, needs_remote=needs_remote)
 
     def each(self) -> list[Link | DistmagicError]:
-        """Wait for all hosts, and return for each one its link, or what is wrong with it. Raises `Cancelled`.
+        """Wait for all hosts, and return for each one its link or its error. Raises `Cancelled`.
 
-        A host that takes much longer than others gives no answer.
+        A host that takes much longer than the others counts as not answering.
         """
         access = self.fleet.access
         patience_s = max(_LONGER_S, access.connect_timeout_s)
@@ -101,8 +102,8 @@ class FirstLinks:
         """Wait for all `futures`, and return one open link a host, in order.
 
         If at least `enough` hosts answered, unreachable ones are left out: see `present` and `absent`. With
-        `needs_remote`, one of them must be remote, because other hosts can't dial this machine. Otherwise all links are
-        closed, and the one error or `HostErrors` is raised.
+        `needs_remote`, one of them must be remote, because other hosts can't connect to this machine. Otherwise all
+        links are closed, and the one error or `HostErrors` is raised.
         """
         hosts = self.fleet.hosts
         errors = {}
@@ -114,7 +115,7 @@ class FirstLinks:
         is_enough = enough is not None and len(there) >= enough
         if needs_remote and all(host.is_local for host in there):
             is_enough = False
-        # A host that is out of reach may come back by itself; one that refuses us does not.
+        # A host that is out of reach may come back by itself; a host that refuses the log-in does not.
         may_come_back = all(
             isinstance(error, (Unreachable, ConnectionLost))
             for error in errors.values()
@@ -149,7 +150,7 @@ class FirstLinks:
         )
 
     def cancel(self) -> None:
-        """Give up: nothing is kept but the connections, and what hosts keep loaded."""
+        """Give up, and keep only the connections and the warm processes."""
         self.opener.asker.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         done = []
@@ -168,11 +169,14 @@ class FirstLinks:
     def opened(
         self, enough: int | None = None, *, needs_remote: bool = False
     ) -> Iterator[dict[int, Link]]:
-        """Wait for all hosts and give their links by host index. After the block they rest; after an error they end."""
+        """Wait for all hosts and yield their links by host index.
+
+        After the block they are idle; after an error they are closed.
+        """
         there = self.wait(enough, needs_remote=needs_remote)
         try:
             yield dict(zip(self.present, there, strict=True))
-        except BaseException:  # an answer may be on its way yet
+        except BaseException:  # an answer may still be on its way
             in_parallel(Link.close, there)
             raise
         in_parallel(self.opener.connections.keep_idle, there)

@@ -1,4 +1,4 @@
-"""Conversations that are kept open between runs: they renew what hosts keep loaded, and begin the next run at once."""
+"""Links that stay open between runs: they renew the lease of warm processes, and make the next start fast."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from distmagic.errors import DistmagicError
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 
-_FINISH_S = 5.0  # for all hosts together to end their side of the conversation
+# Time limit for all hosts together to end their side of the conversation.
+_FINISH_S = 5.0
 
 
 class IdleLinks:
-    """At most one conversation for each host, way and interpreter. Safe to use from threads.
+    """At most one idle link for each host, way to reach it, and interpreter. Safe to use from threads.
 
-    As long as one rests here a thread renews, four times a lease, what its host keeps loaded.
+    While any link is idle, a thread renews the lease of its host's warm processes, four times per lease.
     """
 
     def __init__(self) -> None:
@@ -31,19 +32,20 @@ class IdleLinks:
         self._owner = os.getpid()
 
     def take(self, key: Hashable) -> Link | None:
-        """Return the idle link with this key, and give up on it here; None if there is none."""
+        """Remove and return the idle link with this key; None if there is none."""
         with self._lock:
             return self._links.pop(key, None)
 
     def give(self, key: Hashable, link: Link) -> None:
-        """Keep a link that is not used any more. A second one for the key, and one whose host keeps nothing, is ended."""
+        """Keep an unused link. A second one for the same key, or one whose host has no warm process, is ended."""
         with self._lock:
             is_kept = link.kept is not None and key not in self._links
             if is_kept:
                 self._links[key] = link
                 if self._thread is None:
                     atexit.unregister(self.close)
-                    # Only now: before paramiko's own, which closes all connections.
+                    # Registered only now, so that it runs before paramiko's own exit handler, which closes all
+                    # connections.
                     atexit.register(self.close)
                     self._wake.clear()
                     self._thread = threads.begin("warm", self._keep_renewing)
@@ -68,7 +70,7 @@ class IdleLinks:
                 self._renew(key, link)
 
     def _renew(self, key: Hashable, link: Link) -> None:
-        # A run that takes it may send a file over it, and nothing must come between.
+        # A run that takes it may send a file over it, and no other message must come in between.
         with self._lock:
             if self._links.get(key) is not link:
                 return
@@ -81,12 +83,12 @@ class IdleLinks:
         link.close()
 
     def close(self) -> set[str]:
-        """End what the hosts keep loaded, and all idle links; return the names of the hosts that were reached.
+        """End the warm processes of hosts, and all idle links; return the names of the hosts that were reached.
 
         It takes at most `_FINISH_S` for all of them together.
         """
         if os.getpid() != self._owner:
-            # A forked child that runs its parent's atexit functions: the conversations are the parent's.
+            # A forked child that runs its parent's atexit functions: the conversations belong to the parent.
             return set()
         with self._lock:
             links = list(self._links.values())
@@ -95,8 +97,8 @@ class IdleLinks:
             self._wake.set()
             self._wake = threading.Event()
         told = set()
-        # No threads: this is also called when Python ends, which refuses to start any. So all hosts are told to end
-        # first, and only then it is waited for each of them; meanwhile the others end, too.
+        # Without threads, because this also runs while Python exits, when no thread can start. So it first tells all
+        # hosts to end, and then waits for each of them.
         for link in links:
             owner = link.kept.owner if link.kept else ""
             with suppress(DistmagicError):  # out of reach: the lease ends it

@@ -11,10 +11,10 @@ from distmagic.remote.wire import protocol
 
 
 class LeaseKeeper:
-    """Renews a lease of `lease_s` seconds over links, four times in its length, from the first link on until `close`.
+    """Renews a lease of `lease_s` seconds over links, four times per lease, from the first link on until `close`.
 
-    It has a thread of its own, because the main thread may wait for an answer of the user. So has each message: a link
-    that takes nothing holds up no other one, and it is sent the next message when it has taken the one before.
+    It has its own thread, because the main thread may wait for the user's answer. Each message has its own thread too:
+    a blocked link delays no other one, and gets its next message only after it has taken the last.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -42,7 +42,7 @@ class LeaseKeeper:
             self._thread = threads.begin("lease", self._renew)
 
     def close(self) -> None:
-        """Renew no longer. The job ends when its lease runs out, unless somebody else renews it."""
+        """Stop renewing. The job ends when its lease expires, unless another notebook renews it."""
         self._is_over.set()
 
     def _renew(self) -> None:
@@ -59,7 +59,7 @@ class LeaseKeeper:
 
 
 def send_quietly(link: Link, message: protocol.Message) -> None:
-    """Send a message. A link that is broken is no error: the thread that listens to it notices the same, and tells it."""
+    """Send a message. A broken link raises no error: the thread that reads from it reports the same."""
     try:
         link.send(message)
     except DistmagicError:

@@ -1,7 +1,7 @@
-"""What hosts say, kept within the bounds that stand at the fields of messages (distmagic/remote/wire/bounds.py). Pure.
+"""Enforces the limits of message fields (distmagic/remote/wire/bounds.py) on everything that hosts send. Pure.
 
-All that comes from hosts is read through `DECODER`. Nothing in a text is obeyed by a terminal. A host of ours stays within
-all bounds by itself: what is changed here was sent by one that is broken.
+All messages from hosts are decoded by `DECODER`. It removes terminal control sequences from texts. A correct host keeps
+the limits by itself, so only messages of a faulty host are changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distmagic.remote.wire.codec import Limit, Wrong
 
 
 def _text(clean: Callable[[str], str]) -> Callable[[int], Limit]:
-    """Return what makes a limit of a length: a text is cut to it, and `clean` where it can't be printed as it is."""
+    """Return a factory of limits: its limit cuts a text to a length, and applies `clean` to an unprintable one."""
 
     def limit_of(most: int) -> Limit:
         def limit(value: str) -> str:
@@ -64,9 +64,9 @@ LIMITS: dict[str, Callable[..., Limit]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FirstReply:
-    """What a host says of itself before our own half runs there; see `distmagic.remote.contact.boot`.
+    """The first reply of a host, before distmagic's code runs on it; see `distmagic.remote.contact.boot`.
 
-    `python` is the version of its Python. `have`: the bundle is there. `error`: why nothing can be written there.
+    `python` is its Python version. `have`: the bundle is on the host. `error`: why nothing can be written there.
     """
 
     python: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ DECODER = codec.Decoder(LIMITS)
 
 
 def first_reply(text: bytes, host: str) -> FirstReply:
-    """Return what a host says of itself before our own half runs there. Raises `ProtocolError`."""
+    """Return the parsed first reply of a host. Raises `ProtocolError`."""
     try:
         return DECODER.from_plain(FirstReply, json.loads(text))
     except (ValueError, RecursionError):  # `BadLine` is a ValueError, too

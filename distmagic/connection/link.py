@@ -1,7 +1,7 @@
 """The notebook's end of one conversation with one host: requests and answers, a job's events, bytes of files.
 
-A `Link` is one `contact` process on the host, reached over a transport. Every wrong byte from the host becomes a
-`ProtocolError`, every end of file a `ConnectionLost`, each naming the host.
+A `Link` is one `contact` process on the host, reached over a transport. Malformed data from the host raises
+`ProtocolError`, and end of file raises `ConnectionLost`; both name the host.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ BOOT_TIMEOUT_S = 30.0
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
-_STRANGE = 1000  # messages of a younger protocol before the answer that is waited for
+# Number of unknown messages, of a newer protocol, that may come before the expected answer.
+_STRANGE = 1000
 
 M = TypeVar("M")
 
 
 class Link:
-    """One open conversation. Methods block; `close` from another thread ends them. `facts` tell what the host is.
+    """One open conversation with a host. Methods block; `close` from another thread ends them. `facts` describe the
+    host.
 
-    `opening.open_link` opens one; what can be asked over it is in the package `requests`.
+    `opening.open_link` opens one; the package `requests` has the requests to send over it.
 
-    `agent_error` is what an agent that broke down said last, after `events` have come to their end. `warm` is what this
-    run starts from, None for exec; `kept` what the host keeps loaded: such a conversation rests between runs.
-    `line_bytes` is the length of the line that was read last, which the last of `events` came in.
+    After `events` have ended, `agent_error` is the last output of an agent that crashed. `warm` describes the warm
+    process that this run starts from, None for exec; `kept` the warm process of the host: its link is kept idle between
+    runs. `line_bytes` is the length of the last line, which contained the last of `events`.
     """
 
     def __init__(
@@ -51,9 +53,9 @@ class Link:
         self.host = host
         self.transport = transport
         self.by_hand = host.by_hand()
-        # The log-in shell, where there is one, has come to the command that it was given.
+        # Whether the log-in shell, if any, has started the given command.
         self.is_past_shell = True
-        self.shell_trouble = ""  # what it does in place of that
+        self.shell_trouble = ""  # what the shell does instead
         self._process = process
         self._lines = Lines()
         self._writing = threading.Lock()
@@ -64,15 +66,16 @@ class Link:
         self.agent_error = ""
         self.facts: protocol.Facts
         self.interpreter = ""  # the Python that was started
-        self.python: tuple[int, ...] = ()  # its version on the host
+        self.python: tuple[int, ...] = ()  # its version
         self.warm: protocol.TemplateRequest | None = None
         self.kept: protocol.TemplateRequest | None = None
-        self.work: protocol.WorkDirReady | None = None  # of the job that was started
+        # Working directory of the started job.
+        self.work: protocol.WorkDirReady | None = None
         self.warnings: tuple[str, ...] = ()
 
     @contextmanager
     def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
-        """Close the conversation when the block takes too long, and raise `Unreachable`; `what` are its words for why."""
+        """Close the link if the block takes longer than `timeout_s`, and raise `Unreachable` with the reason `what`."""
         with TimeLimit(timeout_s, self.close) as limit:
             try:
                 yield
@@ -92,26 +95,26 @@ class Link:
     # ---- requests and answers
 
     def send(self, message: protocol.Message) -> None:
-        """Say something. Raises `ConnectionLost`."""
+        """Send a message. Raises `ConnectionLost`."""
         self.write(protocol.encode(message))
 
     def query(self, request: protocol.Message, kind: type[M]) -> M:
-        """Ask something that is answered at once by one line of this kind.
+        """Send a request whose answer is one line of this type, and return the answer.
 
-        Raises `PreflightError` if the host refuses it, `Unreachable` after `BOOT_TIMEOUT_S`, and what `answer` raises.
+        Raises `PreflightError` if the host refuses, `Unreachable` after `BOOT_TIMEOUT_S`, and the errors of `answer`.
         """
         with self.bounded(BOOT_TIMEOUT_S):
             self.send(request)
             return self.answer(kind)
 
     def answer(self, kind: type[M], *more: type[object]) -> M:
-        """Return the next answer, which is of one of these kinds. Raises `PreflightError` if it is a refusal."""
+        """Return the next answer, which has one of these types. Raises `PreflightError` for a refusal."""
         return self._numbered_answer(kind, *more)[1]
 
     def messages(
         self, timeout_s: float
     ) -> Generator[protocol.Message | None, None, None]:
-        """Yield what the host says, without a look at its numbers. Raises `Unreachable` after `timeout_s`."""
+        """Yield messages from the host, ignoring their numbers. Raises `Unreachable` after `timeout_s`."""
         with self.bounded(timeout_s):
             while True:
                 _, message = self._next()
@@ -130,7 +133,7 @@ class Link:
         for _ in range(_STRANGE):
             if message is not None:
                 break
-            n, message = self._next()  # the one before was of a younger protocol
+            n, message = self._next()  # the previous one was of a newer protocol
         if isinstance(message, protocol.Refused):
             raise self._refusal(message)
         if isinstance(message, protocol.AgentGone):
@@ -142,7 +145,7 @@ class Link:
             raise ProtocolError(
                 f"{self.host.name} sent {type(message).__name__} instead of {kind.__name__}."
             )
-        return n, cast(M, message)  # one of `more` is for who asked for these
+        return n, cast(M, message)  # a caller that passes `more` checks the type
 
     def _refusal(self, message: protocol.Refused) -> PreflightError:
         error = f"{message.error}.".replace("..", ".")
@@ -153,14 +156,15 @@ class Link:
     # ---- a job
 
     def start(self, request: protocol.StartNode) -> None:
-        """Start the job's agent on the host; returns when it has said hello. Raises `PreflightError` if it can't.
+        """Start the job's agent on the host; return when its first message has come. Raises `PreflightError` if it
+        can't start.
 
-        Before that the host brings the files of the run into its working directory.
+        Before that the host puts the files of the run into its working directory.
         """
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
-            # The host's home may be on a slow file server, and shared.
+            # The host's home may be on a slow, shared file server.
             patience_s = (
                 BOOT_TIMEOUT_S
                 + _S_PER_FILE * request.work.files
@@ -178,17 +182,17 @@ class Link:
             self._hello = self._numbered_answer(protocol.Hello)
 
     def attach(self, request: protocol.FollowJob) -> None:
-        """Go on with a job's events after number `request.after`, over this new conversation."""
+        """Continue a job's events after number `request.after`, over this new link."""
         self.send(request)
         self._last = request.after
         self._hello = None
         self.agent_error = ""
 
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
-        """Yield (number, event) until the agent is gone: from hello on, or from where `attach` said.
+        """Yield (number, event) until the agent ends: from its first event, or from the position given to `attach`.
 
-        Raises `ConnectionLost` when the connection ends before that, `PreflightError` if the host refuses to tell them,
-        and `ProtocolError`, also for a gap.
+        Raises `ConnectionLost` if the connection ends before that, `PreflightError` if the host refuses to send events,
+        and `ProtocolError`, also for a gap in the numbers.
         """
         n = self._last
         if self._hello is not None:
@@ -202,7 +206,7 @@ class Link:
             if isinstance(message, protocol.Refused):
                 raise self._refusal(message)
             if isinstance(message, protocol.Hardware):
-                yield n, message  # no event, but news for whoever listens just now
+                yield n, message  # no event, but information for the current reader
             if number == 0:
                 continue  # no event
             if number != n + 1:
@@ -216,11 +220,11 @@ class Link:
                 why = protocol.another_version(message.job, message.protocol)
                 raise ProtocolError(f"{self.host.name}: {why}.")
             n = self._number_of_last(number, message)
-            if message is not None:  # else of a younger protocol
+            if message is not None:  # else of a newer protocol
                 yield n, message
 
     def _number_of_last(self, number: int, message: protocol.Message | None) -> int:
-        """Return the number of the last event that a line stands for. Raises `ProtocolError`."""
+        """Return the number of the last event in a line. Raises `ProtocolError`."""
         if not isinstance(message, protocol.Skipped):
             return number
         if message.through < number:
@@ -237,9 +241,9 @@ class Link:
             self._process.write(data)
 
     def line(self) -> bytes:
-        """Return the next line that is not empty. Raises `ConnectionLost` and `ProtocolError`.
+        """Return the next non-empty line. Raises `ConnectionLost` and `ProtocolError`.
 
-        A host that keeps devices for this notebook sends empty ones, by which it learns whether anybody is there.
+        A host that reserves devices for this notebook sends empty lines to detect whether it is still connected.
         """
         try:
             while not (line := self._lines.line()):
@@ -250,9 +254,9 @@ class Link:
         return line
 
     def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
-        """Send a file's bytes from `offset` on, which the host waits for; yield how many, each time some are sent.
+        """Send a file's bytes from `offset` on, which the host expects; yield the number of bytes after each block.
 
-        Raises `PayloadError` if the file has become shorter since it was looked at: the conversation is at its end then.
+        Raises `PayloadError` if the file has become shorter: the conversation can't continue then.
         """
         left = local.blob.size_bytes - offset
         with local.path.open("rb") as file:
@@ -270,7 +274,7 @@ class Link:
                 yield len(data)
 
     def take(self, size: int, write: Callable[[bytes], object]) -> None:
-        """Hand the next `size` bytes, which an answer has announced, to `write`."""
+        """Pass the next `size` bytes, which an answer has announced, to `write`."""
         while size > 0:
             most = min(size, _CHUNK)
             data = self._lines.take(most) or self._read(most)
@@ -289,7 +293,7 @@ class Link:
     # ---- the end
 
     def close(self) -> None:
-        """Hang up. The agent, if there is one, goes on under its lease."""
+        """Close the link. An agent runs on under its lease."""
         self.is_closed = True
         self._process.close()
 
@@ -298,7 +302,7 @@ class Link:
         self._process.close_stdin()
 
     def finish(self, timeout_s: float = 5.0) -> None:
-        """Let the host's process end by itself, and wait for it, but not longer than `timeout_s`."""
+        """Let the host's process end by itself, and wait for it at most `timeout_s`."""
         self.end_requests()
         self._process.wait(timeout_s)
         self.close()

@@ -1,4 +1,4 @@
-"""Hosts with the way to them, and the one way to a link with each: while a run goes on, and when it is over."""
+"""Opens links to the hosts of a run, during the run and after it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The hosts of a run or a request, and the way to them.
+    """The hosts of a run or a request, and how to reach them.
 
-    A host has its index in `known`: first come `hosts`, then `spare` ones, to which a job may yet come.
+    A host's index is its position in `known`: first `hosts`, then `spare` ones, which may still join the job.
     """
 
     hosts: tuple[Host, ...]
@@ -41,7 +41,7 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOpener:
-    """Opens links to the hosts of a fleet, each known by its index there. `asker` asks the questions of the run."""
+    """Opens links to the hosts of a fleet, by host index. `asker` asks the questions of the run."""
 
     connections: Connections
     fleet: Fleet
@@ -55,14 +55,13 @@ class LinkOpener:
         can_ask: bool = True,
         asker: NotebookAsker | None = None,
     ) -> Link:
-        """Open one more link to a host, in place of a `broken` one, which is closed.
+        """Open one more link to a host, to replace a `broken` one, which is closed.
 
-        That link may have broken alone, because its process on the host was killed. So its connection, which other runs
-        share, is used again as long as a process can be started over it.
+        A link may break alone, because its process on the host was killed. So its connection, which other runs share,
+        is reused as long as it can start a process.
 
-        Questions go to `asker`, by default to the one of the run. Without `can_ask` a question raises
-        `AuthenticationError` at once. Raises `UsageError` for a host that this notebook does not know, and what
-        `Connections.link` raises.
+        Questions go to `asker`, by default to the run's. Without `can_ask` a question raises `AuthenticationError` at
+        once. Raises `UsageError` for a host that this notebook does not know, and the errors of `Connections.link`.
         """
         if host_index == UNKNOWN_HOST:
             raise UsageError(
@@ -78,21 +77,22 @@ class LinkOpener:
         return self.connections.link(host, self.fleet.access, asker)
 
     def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
-        """Open one more link to a host when the run is over, or goes on elsewhere; questions are asked on this thread.
+        """Open one more link to a host when the run is over, or continues elsewhere; this thread asks questions.
 
-        `asker` belongs to the caller: the one of the run is closed, or served by its own thread. Raises what `link` raises.
+        `asker` belongs to the caller: the run's own is closed, or served by its own thread. Raises the errors of
+        `link`.
         """
         link = partial(self.link, asker=asker)
         (opening,) = begin_all("reach", link, [host_index])
         try:
             asker.serve_until_done([opening])
         except BaseException:
-            # An interrupt: nobody takes the link any more.
+            # An interrupt: nothing will use the link.
             opening.add_done_callback(close_result)
             raise
         return opening.result()
 
     def link_again(self, host_index: int) -> Link:
-        """Open one more link to a host, of whose run nobody asks any more; questions are asked on this thread."""
+        """Open one more link to a host after its run has ended; this thread asks questions."""
         with closing(asker_of()) as asker:
             return self.link_after_run(host_index, asker)

@@ -1,4 +1,4 @@
-"""Opens a link: starts Python on the host, sends it the bundle if it lacks that, and takes its facts."""
+"""Opens a link: starts Python on the host, sends the bundle if it is missing, and receives the facts about the host."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from distmagic.request.hosts import Host
 from distmagic.transports import Process, Transport
 from distmagic.transports.time_limits import TimeLimit
 
-SHELL_S = 5.0  # what it takes to come to Python, before the log-in shell is looked at
+SHELL_S = 5.0  # time to reach Python, after which the log-in shell is checked
 _WORD = b"distmagic-word"
-_NOISE_BYTES = 1 << 20  # of log-in banners before our first line
+_NOISE_BYTES = 1 << 20  # size limit of log-in banners before distmagic's first line
 
 
 def open_link(
@@ -30,9 +30,10 @@ def open_link(
     bundle: LocalBlob,
     access: Access | None = None,
 ) -> Link:
-    """Start `contact` on the host and gather its facts. Raises `HostError`, `ConnectionLost`, `ProtocolError`.
+    """Start `contact` on the host and receive the facts about it. Raises `HostError`, `ConnectionLost`,
+    `ProtocolError`.
 
-    `access` has what stands before the Python on its command line.
+    `access` has the words before Python on its command line.
     """
     access = access or Access()
     words = (*access.before_python, *interpreter_words(python))
@@ -55,16 +56,16 @@ def open_link(
 
 
 def _look_at_shell(link: Link, transport: Transport) -> None:
-    """End the conversation if the log-in shell does not even run a `cat` that hands back its input.
+    """Close the link if the log-in shell can't even run `cat`.
 
-    A Python that is slow to start, and a shell that is slow itself, are waited for.
+    A slow shell, and a slow start of Python, are waited for.
     """
     if link.is_past_shell:
         return
     try:
         process = transport.start(("cat",))
     except (HostError, ConnectionLost):
-        return  # it may allow no second process
+        return  # the host may allow no second process
     output = b""
     with TimeLimit(BOOT_TIMEOUT_S, process.close):
         with suppress(ConnectionLost):
@@ -83,7 +84,7 @@ def _boot(link: Link, process: Process, bundle: LocalBlob, access: Access) -> No
     try:
         link.write(boot.FIRST + access.setup_line + boot.program(bundle.blob.sha256))
         reply = _boot_reply(link)
-    except ConnectionLost:  # it may end even before anything can be sent
+    except ConnectionLost:  # it may end before anything is sent
         raise _no_python(link, process, access.exec_prefix) from None
     name = link.host.name
     preflight.check_system(name, reply.system)
@@ -103,7 +104,7 @@ def _boot(link: Link, process: Process, bundle: LocalBlob, access: Access) -> No
 
 
 def _boot_reply(link: Link) -> limits.FirstReply:
-    """Return the first line that is ours; log-in shells may have printed anything before it."""
+    """Return the first line of distmagic; log-in shells may print anything before it."""
     noise = 0
     while noise < _NOISE_BYTES:
         line = link.line()
@@ -123,7 +124,7 @@ def _boot_reply(link: Link) -> limits.FirstReply:
 
 
 def _no_python(link: Link, process: Process, exec_prefix: str) -> Exception:
-    """Return why no Python has answered on the host."""
+    """Return the error for a host on which no Python answered."""
     host = link.host
     if link.shell_trouble:
         return preflight.shell_in_the_way(host.name, link.shell_trouble, link.by_hand)

@@ -1,7 +1,7 @@
-"""The same act on many hosts at once, and one error for all that went wrong.
+"""Calls a function for many hosts at once, and combines their errors into one.
 
-Each act has a thread of its own, so that the slowest host alone says how long all of them take. Most of the time such a
-thread waits for its host. What this process itself has to compute it computes for one host at a time.
+Each call has its own thread, so that all calls together take as long as the slowest host. Such a thread mostly waits
+for its host. This process's own computing is done for one host at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from distmagic.errors import DistmagicError, HostErrors
 
-# Of more hosts, some would wait longer for this process's own computing than a connection may take.
+# With more hosts, this process's own computing would exceed the time limit of a connection.
 MOST_AT_ONCE = 512
 
 A = TypeVar("A")
@@ -20,7 +20,7 @@ B = TypeVar("B")
 
 
 def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool in which so many acts run at the same time, none after another; `MOST_AT_ONCE` of very many."""
+    """Return a pool that runs so many calls at the same time, at most `MOST_AT_ONCE`."""
     return ThreadPoolExecutor(
         max(1, min(acts, MOST_AT_ONCE)), thread_name_prefix=f"distmagic-{name}"
     )
@@ -29,7 +29,7 @@ def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
 def begin_all(
     name: str, act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[Future[B]]:
-    """Begin the same act on all things at the same time; return its futures. `name` is that of the threads."""
+    """Start `act` on all things at the same time; return its futures. `name` is the name of the threads."""
     pool = threads_for(len(things), name)
     futures = []
     for arguments in zip(things, *more, strict=True):
@@ -41,9 +41,9 @@ def begin_all(
 def in_parallel(
     act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[B]:
-    """Return what `act` returns for each of the things, done at the same time. An interrupt waits for none of them.
+    """Return the results of `act` for all things, computed at the same time. An interrupt waits for none of them.
 
-    Of acts that fail the first one is raised, but only when the others are through.
+    If calls fail, the first failure is raised after all calls have ended.
     """
     futures = begin_all("parallel", act, things, *more)
     wait(futures)
@@ -51,7 +51,10 @@ def in_parallel(
 
 
 def join_errors(errors: list[BaseException]) -> BaseException:
-    """Return the one error, or one that names all hosts. What is no error of ours comes first: it is a bug."""
+    """Return the only error, or one that names all hosts.
+
+    An exception that is no distmagic error comes first: it is a bug.
+    """
     ours = tuple(error for error in errors if isinstance(error, DistmagicError))
     if len(ours) < len(errors):
         return next(error for error in errors if not isinstance(error, DistmagicError))
@@ -59,13 +62,13 @@ def join_errors(errors: list[BaseException]) -> BaseException:
 
 
 def close_result(future: Future[Any]) -> None:
-    """Close what an act has opened for somebody who has left."""
+    """Close the result of a call whose caller no longer waits."""
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 
 
 def raise_first(futures: Sequence[Future[Any]]) -> None:
-    """Raise what went wrong, if anything did: the one error, or one that names all hosts."""
+    """Raise the errors of futures, if any: the only error, or one that names all hosts."""
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise join_errors(errors)

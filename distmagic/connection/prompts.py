@@ -1,7 +1,7 @@
-"""Questions to the user while hosts are being reached: asked by worker threads, answered on the main thread.
+"""Questions to the user while connecting to hosts: asked by worker threads, answered on the main thread.
 
-Only the main thread of a kernel may ask for input. So a connecting thread puts its question here and waits, and the
-main thread, which waits for the run anyway, serves the questions in turn.
+Only the main thread of a kernel may ask for input. So a connecting thread queues its question and waits, and the main
+thread, which waits for the run anyway, asks the questions one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distmagic.errors import AuthenticationError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_TURN_S = 0.02  # between a look at the futures and a look at the questions
+_TURN_S = 0.02  # pause between checking the futures and checking the questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class _Question:
 
 
 class NotebookAsker:
-    """Asks in the notebook; where nobody can answer (not `can_ask`), every question raises at once what `NoAsker` raises."""
+    """Asks in the notebook; without `can_ask`, every question raises the errors of `NoAsker` at once."""
 
     def __init__(self, *, can_ask: bool) -> None:
         self.can_ask = can_ask
@@ -43,9 +43,9 @@ class NotebookAsker:
         self._closed = False
 
     def ask(self, prompt: str, *, secret: bool) -> str:
-        """Return the user's answer. Callable from any thread; blocks until the main thread has served it.
+        """Return the user's answer. Callable on any thread; blocks until the main thread has asked the question.
 
-        Raises `AuthenticationError` where nobody can answer, or when the run ended before anybody did.
+        Raises `AuthenticationError` if no user can answer, or if the run ended before the answer.
         """
         if not self.can_ask:
             from distmagic.transports.asking import NoAsker
@@ -66,19 +66,19 @@ class NotebookAsker:
         return question.answer.result()
 
     def confirm(self, question: str) -> bool:
-        """Return whether the user says yes; False where nobody can answer."""
+        """Return whether the user confirms; False if no user can answer."""
         try:
             if not self.can_ask:
                 return False
             answer = self.ask(f"{question} [y/N] ", secret=False)
-        except AuthenticationError:  # end of file, in place of an answer
+        except AuthenticationError:  # end of file instead of an answer
             return False
         return answer.strip().lower() in ("y", "yes")
 
     def serve(self, timeout_s: float) -> None:
-        """Answer one question, waiting at most `timeout_s` for it. Call it on the main thread only.
+        """Wait at most `timeout_s` for a question, and ask the user. Call it on the main thread only.
 
-        Raises KeyboardInterrupt for `interrupt`, too.
+        Also raises KeyboardInterrupt for `interrupt`.
         """
         try:
             question = self._questions.get(timeout=timeout_s)
@@ -89,16 +89,16 @@ class NotebookAsker:
         _answer(question)
 
     def interrupt(self) -> None:
-        """Interrupt the thread that serves, as a user interrupts the main thread. Call it on any other thread."""
+        """Interrupt the serving thread, as a user interrupts the main thread. Call it on any other thread."""
         self._questions.put(None)
 
     def serve_until_done(
         self, futures: Sequence[Future[Any]], patience_s: float = math.inf
     ) -> None:
-        """Answer questions until all futures are done. Call it on the main thread only.
+        """Ask the user the questions until all futures are done. Call it on the main thread only.
 
-        Where half of them are done, the others are waited for twice as long as these took, and `patience_s`. That is
-        counted in turns: a person may take any time to answer.
+        Once half of the futures are done, the others get twice that time plus `patience_s`. Time in which the user
+        answers does not count.
         """
         turns = latest = done = 0
         while waiting := wait(futures, _TURN_S).not_done:
@@ -111,7 +111,7 @@ class NotebookAsker:
                 return
 
     def close(self) -> None:
-        """Let every thread that still waits for an answer go on with an error. Safe to call twice."""
+        """Release every thread that still waits for an answer, with an error. Safe to call twice."""
         with self._lock:
             self._closed = True
         while True:
@@ -124,7 +124,7 @@ class NotebookAsker:
 
 
 def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:
-    """Return an asker for the cell that `shell` is executing now; None is this process's own shell, if it has one."""
+    """Return an asker for the current cell of `shell`; None means this process's own shell, if it has one."""
     ipython = sys.modules.get("IPython")
     shell = shell if shell is not None or ipython is None else ipython.get_ipython()
     kernel = getattr(shell, "kernel", None)
@@ -140,7 +140,7 @@ def _answer(question: _Question) -> None:
             if question.secret
             else input(question.prompt)
         )
-    except BaseException as error:  # an interrupt too has to wake the thread that waits
+    except BaseException as error:  # an interrupt must also wake the waiting thread
         question.answer.set_exception(_unanswered(question))
         if isinstance(error, EOFError):
             return

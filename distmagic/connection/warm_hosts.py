@@ -1,4 +1,4 @@
-"""What hosts keep loaded for this kernel: asked for with the first link of a run, ended when the kernel needs it no more."""
+"""Warm processes on hosts for this kernel: requested with a run's first link, ended when no longer needed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
 from distmagic.transports.asking import Asker
 
-_SOON_S = 3.0  # to connect to a host that only has to be told to end something
+_SOON_S = 3.0  # time limit to connect to a host only to end something
 
 
 class WarmHosts:
-    """The hosts that were asked to keep something loaded, for this `kernel`, which is its name there."""
+    """The hosts that were asked to keep a process warm for this `kernel`, which is its name there."""
 
     def __init__(self, connections: Connections) -> None:
         self.kernel = secrets.token_hex(6)
@@ -33,9 +33,9 @@ class WarmHosts:
     def first_link(
         self, host: Host, access: Access, asker: Asker, spec: JobSpec | None
     ) -> Link:
-        """Return a link for a run that is to come, or for a request, which has no `spec`.
+        """Return a link for a coming run, or for a request, which has no `spec`.
 
-        The host begins to load what the run needs.
+        The host starts to load torch and the packages that the run needs.
         """
         link = self._connections.take_idle(host, access, asker)
         link.warm = None
@@ -44,17 +44,17 @@ class WarmHosts:
         if link.warm is not None:
             link.kept = link.warm
             self._asked[host] = access
-            # No answer: where that can't be, the job starts without it.
+            # No answer is expected: if it fails, the job starts without it.
             link.send(link.warm)
         return link
 
     def end(self, held: Collection[Host]) -> tuple[str, ...]:
-        """End what hosts keep loaded; return the names of those that can't be reached.
+        """End the warm processes on hosts; return the names of the unreachable hosts.
 
-        A node of a scheduler is asked only as long as it is among those `held`.
+        A scheduler's node is contacted only while it is in `held`.
         """
         told = self._connections.end_templates()
-        asked, self._asked = self._asked, {}  # a run may begin on another thread
+        asked, self._asked = self._asked, {}  # a run may start on another thread
         rest = []
         for host in asked:
             if host.name not in told and (not host.allocation or host in held):

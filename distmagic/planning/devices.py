@@ -1,4 +1,4 @@
-"""`--devices` that other jobs have: what is shown while a run waits for them."""
+"""Messages about `--devices` that other jobs use, for a run that waits for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from distmagic.remote.wire.protocol import DeviceClaim
 
 
 def waits_for(claims: Sequence[DeviceClaim]) -> str:
-    """Return which devices a run waits for, and which job has them. `claims` are those of other jobs, at least one."""
+    """Return the devices that a run waits for, and the job that has them.
+
+    `claims` are those of other jobs, at least one.
+    """
     first = claims[0]
     devices = [claim.device for claim in claims if claim.job == first.job]
     named = f"device{'s' if len(devices) > 1 else ''} {','.join(devices)}"
@@ -30,12 +33,12 @@ def waits_for(claims: Sequence[DeviceClaim]) -> str:
 
 
 def missing_at_join(host: str, claims: Sequence[DeviceClaim]) -> PreflightError:
-    """Return the error of a host that was to come to an elastic job, and whose devices other jobs have."""
+    """Return the error for a host that can't join an elastic job because other jobs have its devices."""
     return PreflightError(host, f"the run would wait for {waits_for(claims)}.")
 
 
 def refusal(host: str, claims: Sequence[DeviceClaim]) -> PreflightError:
-    """Return the error of a run that was not to wait (--no-wait) for the jobs before it."""
+    """Return the error for a run with --no-wait whose devices other jobs have."""
     hint = "Name other devices, or leave out --no-wait: then the run starts as soon as they are free."
     job = claims[0].job
     if job:

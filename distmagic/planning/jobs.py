@@ -1,4 +1,4 @@
-"""Jobs as they are found on hosts: what each host lists, put together. Pure."""
+"""Merges the lists of jobs that hosts send. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
 
-# The wire's messages take a third of the time that %load_ext may take.
+# Importing the wire's messages would take a third of the time allowed for %load_ext.
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import JobListing, JobTerms
     from distmagic.request.hosts import Host
@@ -23,13 +23,13 @@ _EACH_ONE_S_OWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job, running or ended, as far as the hosts that were asked know of it.
+    """One job, running or ended, as far as the hosts that answered know it.
 
-    `hosts` are its hosts in the order of its nodes, under the names that its user gave them. `host_indices` says for each
-    node which of the asked hosts has it, as an index; -1 for none. `running` are the node ranks that run. `reason` is
-    how it ended. `is_detached`: it needs no notebook. `age_s` is how long it has run, or ran, and `began_ago_s` how long
-    ago it began, each by its hosts' own clocks. `metrics` are a few values that one of its ranks has reported last. `protocols` are those
-    that its agents speak.
+    `hosts` are its hosts in the order of its nodes, as its user named them. `host_indices` has for each node the index
+    of the asked host that has it, -1 for none. `running` are the node ranks that run. `reason` is how it ended.
+    `is_detached`: it needs no notebook. `age_s` is how long it has run, and `began_ago_s` how long ago it started, by
+    its hosts' clocks. `metrics` are a few values that one of its ranks reported last. `protocols` are the protocol
+    versions of its agents.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Job:
 
     @property
     def grows(self) -> bool:
-        """Whether hosts may come (back) to it: only the agent of its first node can take them in."""
+        """Whether hosts may join it: only the agent of its first node can admit them."""
         return self.is_running and self.terms.is_elastic and 0 in self.known
 
     @property
     def known(self) -> tuple[int, ...]:
-        """The node ranks that a host has told of."""
+        """The node ranks that a host has listed."""
         return tuple(node for node, index in enumerate(self.host_indices) if index >= 0)
 
     @property
@@ -80,11 +80,10 @@ class Job:
 def found_jobs(
     asked: Sequence[str], answers: Iterable[Sequence[JobListing]]
 ) -> tuple[Job, ...]:
-    """Return the jobs that hosts list, the oldest first. `asked` are their names here, `answers` what each of them lists.
+    """Return the jobs that hosts list, oldest first. `asked` are the hosts' names, `answers` has the list of each.
 
-    Hosts that share a home list each other's nodes. So a listing counts only from the host that was asked under the
-    node's own name, even if that one is down. Every machine calls itself localhost, and a host may have another name
-    here: then any may list the node.
+    Hosts that share a home list each other's nodes. So an entry only counts from the host with the node's own name,
+    even if that host is down. If no asked host has that name, or it is one like localhost, any host may list the node.
     """
     told: dict[str, list[_Told]] = {}
     names = set(asked) - set(_EACH_ONE_S_OWN)
@@ -100,7 +99,7 @@ def found_jobs(
 
 @dataclass(frozen=True)
 class _Told:
-    """What a host, by its index and the name under which it was asked, lists of a node."""
+    """A host's entry for a node, with the host's index and the name under which it was asked."""
 
     index: int
     asked_as: str
@@ -113,13 +112,13 @@ def _job(told: Sequence[_Told]) -> Job:
         is_own = one.asked_as == hosts[one.listing.node_rank]
         return is_own, one.asked_as not in hosts, one.listing.is_running
 
-    # Of several that list the same node the likeliest, of several alike the first.
+    # If several hosts list the same node, the most likely one; if equally likely, the first.
     believed: dict[int, _Told] = {}
     for one in sorted(told, key=rank, reverse=True):
         believed.setdefault(one.listing.node_rank, one)
     nodes = {node: believed[node].listing for node in sorted(believed)}
     first = nodes[min(nodes)]
-    # Hosts that joined later are at the end; the first node knows of all.
+    # Hosts that joined later are at the end; the first node's list has all of them.
     hosts = max((one.hosts for one in nodes.values()), key=len)
     host_indices = [-1] * len(hosts)
     for node, one in believed.items():
@@ -146,9 +145,10 @@ def _job(told: Sequence[_Told]) -> Job:
 def check_orphans(
     jobs: Iterable[Job], owner: str, followed: Collection[str] = ()
 ) -> None:
-    """Raise `UsageError` if a job of this very notebook still runs there and waits for it: it holds the devices.
+    """Raise `UsageError` if an earlier job of this notebook still runs and waits for its notebook: it holds the
+    devices.
 
-    Not if the notebook's kernel follows that job just now: then two runs at once are what the user wants.
+    A job that the kernel is following now does not count: then the user wants two runs at once.
     """
     for job in jobs:
         is_own = job.terms.owner == owner and job.name not in followed
@@ -161,7 +161,7 @@ def check_orphans(
 
 
 def choose(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job of this name, or the only one whose name begins so. Raises `UsageError`."""
+    """Return the job with this name, or the only one whose name starts with it. Raises `UsageError`."""
     fits = [job for job in jobs if job.name == name]
     if not fits and name:
         fits = [job for job in jobs if job.name.startswith(name)]
@@ -180,9 +180,9 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
 
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts of a job in the order of its nodes, out of `hosts`, which were asked. Raises `UsageError`.
+    """Return the hosts of a job in the order of its nodes, chosen from the asked `hosts`. Raises `UsageError`.
 
-    A host that has not told of it, being down, is found by its name.
+    A host that is down and has not listed the job is found by its name.
     """
     asked = {host.name: host for host in hosts}
     unknown = [name for name in dict.fromkeys(job.missing) if name not in asked]
@@ -198,5 +198,5 @@ def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return those hosts of a job that have told of it, in the order of `job.known`, out of `hosts`, which were asked."""
+    """Return the hosts that have listed a job, in the order of `job.known`, chosen from the asked `hosts`."""
     return tuple(hosts[job.host_indices[node]] for node in job.known)

@@ -1,4 +1,4 @@
-"""Makes a `Plan` from a `JobSpec` and the facts of the hosts. Pure: ids and ports are arguments."""
+"""Makes a `Plan` from a `JobSpec` and facts about the hosts. Pure: IDs and ports are arguments."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import JobSpec, split_endpoint
 
-# Every round makes a store of its own, where there may be more than one. With one store for all (torch 2.13):
-# - a node that comes later waits in vain for its address: the lead writes it in the first round only
-#   (`next_rendezvous` in dynamic_rendezvous.py)
-# - ranks of a later round find what those of the first left in it, the addresses of dead peers among it
-#   (`_create_c10d_store` in distributed/rendezvous.py takes it for new at every attempt)
+# If there may be several rounds, each makes its own store. With one store for all (torch 2.13): - a node that joins
+# later waits in vain for the store's address: the lead only writes it in the first round (`next_rendezvous` in
+# dynamic_rendezvous.py) - ranks of a later round find the entries of the first round in it, including addresses of dead
+# peers (`_create_c10d_store` in distributed/rendezvous.py assumes a new store at every attempt)
 OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """A host that answered, with its facts and its address as the other nodes dial it."""
+    """A host that answered, with the facts about it and its address for the other nodes."""
 
     host: Host
     facts: Facts
@@ -40,10 +39,10 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """What one host starts. The other hosts dial it at `address`.
+    """What one host starts. The other hosts connect to it at `address`.
 
-    `env` replaces variables of the host's own environment, `defaults` only fills gaps in it. torchrun announces
-    `local_addr`, which is another address where the user has said so. `cwd` is "" where ranks begin in the run's own
+    `env` replaces variables of the host's own environment, `defaults` only adds missing ones. torchrun announces
+    `local_addr`, which differs from `address` only if the user has set it. `cwd` is "" if ranks start in the run's own
     working directory.
     """
 
@@ -60,11 +59,11 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A whole run. `endpoint` is "address port" where node 0 listens, "" where there is never another one.
+    """The plan of a whole run. `endpoint` is "address port" where node 0 listens, "" if there can only be one node.
 
-    The nodes' agents meet at `gang_port` (UDP) of the first node's address. Only an elastic job has a `join_template`, in
-    which the payload's sizes are still open. `chose_port`: the port is one that was free, not one that the user named.
-    `work` is the working directory on all hosts but the notebook's own machine.
+    The nodes' agents send heartbeats through `gang_port` (UDP) of the first node's address. Only an elastic job has a
+    `join_template`, the start message of later nodes without the payload's sizes. `chose_port`: the port is a free one
+    that the user has not named. `work` is the working directory on all hosts except the notebook machine.
     """
 
     job: str
@@ -80,9 +79,9 @@ class Plan:
 
 
 def terms_of(spec: JobSpec, *, lease_s: float, owner: str, call: str = "") -> JobTerms:
-    """Return the terms that a job asks for: those that are options of it by their names, and what follows from others.
+    """Return the terms of a job: options with the same name, and values derived from other options.
 
-    `owner` is the notebook that begins it, `call` what it runs, as the user wrote it.
+    `owner` is the notebook that starts it, `call` what it runs, as the user wrote it.
     """
     options = {}
     for term in fields(JobTerms):
@@ -110,12 +109,13 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a job on these hosts, in their order. Raises `UsageError` or `PreflightError`.
 
-    `terms` are those of `terms_of`: what the hosts decide of them is put in here. `work` is the job's working directory
-    on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job names one.
+    `terms` come from `terms_of`; values that depend on the hosts are added to them. `work` is the job's working
+    directory on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job names one.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
-    # Without restarts there is one round, so a job of a range of nodes can't do without those that it began with.
+    # Without restarts there is only one round, so even a job with a range of nodes needs all nodes that it started
+    # with.
     can_change = spec.is_elastic and spec.max_restarts > 0
     terms = replace(
         terms,
@@ -144,7 +144,7 @@ def make_plan(
 
 
 def at_port(plan: Plan, port: int) -> Plan:
-    """Return the same plan with another port of the first node, at which all nodes meet."""
+    """Return the plan with another rendezvous port of the first node."""
     rdzv = replace(plan.rdzv, port=port)
     nodes = []
     for node in plan.nodes:
@@ -161,7 +161,7 @@ def at_port(plan: Plan, port: int) -> Plan:
 
 
 def _dialed(rdzv: torchrun.Rendezvous) -> str:
-    """Return where the nodes dial the first one, "" where it is the only one."""
+    """Return the first node's address and port for the others, "" if it is the only one."""
     return f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
 
 
@@ -196,7 +196,10 @@ def _rendezvous(
 
 
 def choose_backend(spec: JobSpec, nodes: int) -> str:
-    """Return static, or c10d where the number of nodes may change or several nodes restart. Raises `UsageError`."""
+    """Return "c10d" if the number of nodes may change or several nodes may restart, else "static".
+
+    Raises `UsageError`.
+    """
     restarts = spec.max_restarts > 0 and nodes > 1
     if spec.rdzv_backend == "static" and restarts:
         raise UsageError(
@@ -207,13 +210,13 @@ def choose_backend(spec: JobSpec, nodes: int) -> str:
 
 
 def _named_port(spec: JobSpec) -> int | None:
-    """Return the port that the user has named, None for none."""
+    """Return the port that the user has named, if any."""
     port = split_endpoint(spec.rdzv_endpoint)[1] if spec.rdzv_endpoint else None
     return port or spec.master_port
 
 
 def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
-    """Raise `UsageError` where a host that isn't the first is to serve the rendezvous: nobody would listen there."""
+    """Raise `UsageError` if the user's endpoint is on a host that isn't the first: no process would listen on it."""
     for one in reached:
         if address not in (one.host.name, one.facts.address, one.route.address):
             continue
@@ -254,9 +257,9 @@ def _node(
 
 
 def ranks_of(host: Host, facts: Facts, spec: JobSpec) -> int:
-    """Return how many ranks a host runs: what was said, else one for each device of `--devices`.
+    """Return the number of ranks of a host: the user's number, else one for each device of `--devices`.
 
-    Raises `PreflightError` for a device that it does not have.
+    Raises `PreflightError` for a device that the host does not have.
     """
     if spec.devices:
         _check_devices(host, facts, spec.devices)
@@ -279,9 +282,9 @@ def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
 
 
 def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
-    """Return how many ranks a host runs: a number as it is, `gpu`, `cpu` and `auto` as torchrun means them.
+    """Return the number of ranks of a host: a given number; `gpu`, `cpu` and `auto` as in torchrun.
 
-    Nothing said: one rank a GPU, or one. Raises `PreflightError` for `gpu` on a host without one.
+    None means one rank for each GPU, or one rank without GPUs. Raises `PreflightError` for `gpu` on a host without one.
     """
     if isinstance(slots, int):
         return slots
@@ -297,17 +300,17 @@ def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
 
 
 def default_cwd(host: Host, local_cwd: str) -> str:
-    """Return the working directory of ranks on a host where the user names none: "" for the run's own."""
+    """Return the default working directory of ranks on a host: "" for the run's own."""
     return local_cwd if host.is_local else ""
 
 
 def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
-    """Bind the collectives to the interface that the other nodes dial, and spare users torchrun's thread warning."""
+    """Return variables that bind collectives to the rendezvous's interface, and avoid torchrun's thread warning."""
     variables = _threads(nproc)
     name = one.route.interface
     if not name:
         return tuple(variables.items())
-    # NCCL takes a name for the beginning of one; with "=" only this interface fits.
+    # NCCL takes a name as a prefix; with "=" only this interface matches.
     binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}"))
     return (*binding, *variables.items())
 
@@ -315,13 +318,13 @@ def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
 def warming(
     spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str
 ) -> TemplateRequest | None:
-    """Return what a host has to load for its ranks of this job; None where all is to be started by exec."""
+    """Return what a host must load in advance for its ranks of this job; None if everything is started by exec."""
     if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
     try:
         nproc = ranks_of(host, facts, spec)
     except PreflightError:
-        return None  # there will be no run
+        return None  # no run follows
     return TemplateRequest(
         owner=owner,
         idle_s=access.warm_idle_s,
@@ -337,7 +340,7 @@ def _threads(nproc: int) -> dict[str, str]:
 
 
 def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") -> str:
-    """Return, for people, what is run on every host: one torchrun command each, values of `--env` left out."""
+    """Return a readable list of what runs on every host: one torchrun command each, without values of `--env`."""
     lines = []
     for node, python in zip(plan.nodes, pythons, strict=True):
         ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
@@ -350,7 +353,7 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
         cwd = node.cwd
         if not cwd:
             cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
-        home = ""  # a `~` in front is for the shell to expand
+        home = ""  # the shell expands a leading `~`
         if cwd == "~" or cwd.startswith("~/"):
             home, cwd = "~/", cwd[2:]
         quoted = home + (shlex.quote(cwd) if cwd else "")

@@ -1,4 +1,4 @@
-"""Finds what stands in the way of a job on a host, before anything is started. Pure.
+"""Checks hosts before anything is started. Pure.
 
 Each check raises `PreflightError`, which names the host and the cure. `check` also returns warnings.
 """
@@ -21,17 +21,17 @@ _START_UP_FILES = (
     "Move exec, exit and commands that read input below this test for a terminal:\n"
     "  case $- in *i*) ;; *) return;; esac\n"
 )
-OLDEST_PYTHON = (3, 10)  # of hosts
-CLOCKS_APART_S = 2.0  # what a host that keeps its clock right never is
+OLDEST_PYTHON = (3, 10)  # minimum version on hosts
+CLOCKS_APART_S = 2.0  # a larger difference means that a clock is wrong
 
 
 def no_python(
     host: str, python: str, code: int | None, stderr: str, by_hand: str, exec_prefix: str = ""
 ) -> ConnectionLost | PreflightError:  # fmt: skip
-    """Return the error of an interpreter that ended before it wrote anything on stdout.
+    """Return the error for an interpreter that ended before it wrote anything to stdout.
 
-    `code` is its exit code, None where that is not known; `by_hand` is the command that runs another one there.
-    `exec_prefix` is the program that was to start it, "" for none.
+    `code` is its exit code, None if unknown; `by_hand` is a command to start another interpreter on the host.
+    `exec_prefix` is the program that should have started it, "" for none.
     """
     if code == SETUP_FAILED:
         words = f": {stderr[-500:]}" if stderr else ""
@@ -70,7 +70,7 @@ def no_python(
 
 
 def shell_in_the_way(host: str, what: str, by_hand: str) -> PreflightError:
-    """Return the error of a log-in shell that does not come to the command which it was given."""
+    """Return the error for a log-in shell that never runs the given command."""
     return PreflightError(
         host,
         f"its log-in shell {what}: a start-up file such as ~/.bashrc is in the way.",
@@ -79,7 +79,7 @@ def shell_in_the_way(host: str, what: str, by_hand: str) -> PreflightError:
 
 
 def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> None:
-    """Raise `PreflightError` for a Python that our own half does not run on."""
+    """Raise `PreflightError` for a Python too old for distmagic's code on hosts."""
     if found[:2] < OLDEST_PYTHON:
         raise PreflightError(
             host,
@@ -91,9 +91,9 @@ def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> N
 def check_python(
     host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
 ) -> None:
-    """Raise `PreflightError` unless both Pythons are of one minor version, for a host that comes to a running job.
+    """Raise `PreflightError` unless both Pythons have the same minor version, for a host that joins a running job.
 
-    What runs there was packed for the hosts that it began on: as byte code, if all of them had this notebook's version.
+    The job's payload was packed for its first hosts: as byte code, if all of them had this notebook's version.
     """
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
@@ -121,9 +121,9 @@ def check_system(host: str, system: str) -> None:
 
 
 def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
-    """Return warnings for what may work. Raises `PreflightError` for what can't.
+    """Return warnings about possible problems of a host. Raises `PreflightError` for certain ones.
 
-    `local_torch` is the version of torch on this machine, None where it has none (then nothing is compared).
+    `local_torch` is the version of torch on this machine, None if it has none (then versions are not compared).
     """
     if facts.torch is None:
         raise PreflightError(
@@ -152,7 +152,8 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
 def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return a warning for each machine that is listed under several names.
 
-    Hosts with directories of their own on one machine, as a playground has, are meant to be there.
+    Hosts that have their own directories on the same machine, like those of a playground, are intended and get no
+    warning.
     """
     by_machine: dict[tuple[str, str], list[str]] = {}
     for name, one in zip(names, facts, strict=True):
@@ -166,9 +167,9 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
 
 
 def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
-    """Return a warning for each host whose clock is more than `CLOCKS_APART_S` from the first host's.
+    """Return a warning for each host whose clock differs by more than `CLOCKS_APART_S` from the first host's.
 
-    A clock is a host's name, and the least and the most seconds that it can be ahead of some common clock.
+    A clock is a host's name, and the min and max seconds by which it is ahead of a common clock.
     """
     warnings = []
     for name, least, most in clocks[1:]:
@@ -201,13 +202,13 @@ def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return (major, minor) of a version, () where it has no such form (torch built by hand, a broken installation)."""
+    """Return (major, minor) of a version, () for an unusual one (torch built from source, a broken installation)."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
 
 def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
-    """Raise `PreflightError` unless all hosts have one minor version of torch: their ranks must understand each other."""
+    """Raise `PreflightError` unless all hosts have the same minor version of torch; others may not communicate."""
     first = ours = ""
     for name, one in zip(names, facts, strict=True):
         version = one.torch or ""

@@ -1,4 +1,4 @@
-"""The `StartNode` messages with which a plan is carried out, one for each node. Pure."""
+"""Makes the `StartNode` messages of a plan, one for each node. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, WorkDir
 from distmagic.request.hosts import parse_slots
 
-_CALL_CHARS = 200  # of a call, that hosts list
+_CALL_CHARS = 200  # maximum length of a call in a host's list of jobs
 
 
 def listed(terms: JobTerms) -> JobTerms:
-    """Return the terms as hosts get them, which list the job with its call: that in one line, of a long one the beginning."""
+    """Return the terms for hosts, with the call shortened to one line for their lists of jobs."""
     return replace(terms, call=sanitize.line(terms.call)[:_CALL_CHARS])
 
 
@@ -31,7 +31,7 @@ def start_messages(
 ) -> list[protocol.StartNode]:
     """Return the messages that start a plan's nodes, in their order.
 
-    `secret` is the gang channel's, one for the whole job, in hex; `warm` is what each node may be forked from.
+    `secret` authenticates the job's heartbeats, in hex; `warm` has for each node the warm process to fork from.
     """
     hosts = tuple(node.host.name for node in plan.nodes)
     sizes = tuple(local.blob.size_bytes for local in payload.blobs)
@@ -64,7 +64,7 @@ def start_messages(
             code=payload.code.blob.sha256,
             side_files=tuple(
                 local.blob.sha256 for local in payload.blobs[2:]
-            ),  # files of the tree among them
+            ),  # including files of the tree
             endpoint=plan.endpoint,
             hosts=hosts,
             lead=is_lead,
@@ -81,7 +81,8 @@ def start_messages(
 def join_message(
     lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str
 ) -> protocol.StartNode:
-    """Return the message that starts one more node of an elastic job. `hosts` are those of all its nodes, this one last.
+    """Return the message that starts one more node of an elastic job. `hosts` are those of all its nodes, this one
+    last.
 
     `lead` is the message that started the first node. A node that joins later is started by exec. Raises `HostError`.
     """
@@ -111,7 +112,7 @@ def join_message(
 
 
 def with_files(work: WorkDir, payload: Payload) -> WorkDir:
-    """Return a working directory with the list of the files that the payload brings there, if it brings any."""
+    """Return a working directory with the list of the payload's files for it, if it has any."""
     tree = payload.tree
     if tree is None:
         return work

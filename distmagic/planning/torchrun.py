@@ -1,13 +1,13 @@
-"""torchrun's flags, spelled in this one function for every transport and every exporter. Pure."""
+"""The flags of torchrun, spelled in one function for every transport and every exporter. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# How long a range of nodes waits for one more before it begins, when a node that is gone no longer counts, and how long
-# the others wait for one that is lost in the middle of a meeting (torch's own values, 30 s, 15 s and 60 s, make every
-# change of the world a pause of a minute).
+# How long a range of nodes waits for one more node before it starts, after which time a lost node no longer counts, and
+# how long the others wait for one that is lost during a rendezvous. torch's defaults (30 s, 15 s and 60 s) make every
+# change of the number of nodes a pause of a minute.
 _ELASTIC_CONF = (
     "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15"
 )
@@ -15,7 +15,7 @@ _ELASTIC_CONF = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """One consistent set of rendezvous settings for all nodes. `address` and `port` are where node 0 listens."""
+    """Rendezvous settings, the same for all nodes. Node 0 listens at `address` and `port`."""
 
     backend: str
     address: str
@@ -28,9 +28,9 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWords:
-    """The values of one node's flags, as texts: an exported job has a shell's variables in place of some numbers.
+    """The values of one node's flags as texts: an exported job has shell variables instead of some numbers.
 
-    `address` and `port` are where the nodes meet. An empty `local_addr` or `conf` is left out.
+    The nodes meet at `address` and `port`. An empty `local_addr` or `conf` is left out.
     """
 
     backend: str
@@ -73,8 +73,8 @@ def flags(
 ) -> tuple[str, ...]:
     """Return torchrun's flags for one node of a run.
 
-    `local_addr` is always given: without it a node announces whatever its own name resolves to. c10d is told who hosts
-    the store (`is_host`), because it would find out by comparing names.
+    `local_addr` is always given: without it a node announces the address to which its own hostname resolves. c10d gets
+    `is_host`, because otherwise it compares host names to find out which node hosts the store.
     """
     nnodes = str(rdzv.max_nodes)
     conf = f"is_host={1 if node_rank == 0 else 0}"
@@ -100,7 +100,7 @@ def flags(
 def joining(
     flags: Sequence[str], *, nproc_per_node: int, local_addr: str
 ) -> tuple[str, ...]:
-    """Return the flags of a node that comes to an elastic job later; `flags` are its lead's."""
+    """Return the flags of a node that joins an elastic job later; `flags` are its lead's."""
     joined = []
     for flag in flags:
         name, equals, value = flag.partition("=")
@@ -115,5 +115,5 @@ def joining(
 
 
 def world_size(rdzv: Rendezvous, nproc: Sequence[int]) -> int:
-    """Return how many ranks the nodes have together, `nproc` being how many each has; 0 where nodes may come and go."""
+    """Return the number of ranks of all nodes (`nproc` for each node); 0 if nodes may come and go."""
     return sum(nproc) if rdzv.min_nodes == rdzv.max_nodes else 0

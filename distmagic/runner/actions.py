@@ -1,4 +1,4 @@
-"""What the run loop has done outside of its own thread. Each action is one blocking act; it ends in an event.
+"""Actions that the run loop hands to other threads. Each action blocks its thread, and ends with an event.
 
     action                       the event with which it ends
     Listen(node)                 every message of the node, then LinkEnded
@@ -8,7 +8,7 @@
     Send(nodes, message), Close  none: the listening thread notices a broken link
     Note(node, what)             `what` itself, at once
 
-The events below carry links and errors. They are for the node table alone; `fold` ignores them.
+The events below carry links and errors. Only the node table uses them; `fold` ignores them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Launched
 
-TOO_LATE = protocol.StopNode(
-    grace_s=0.0, reason="too late"
-)  # of a node that joins a run that ends
+# For a node that joins a run that is ending.
+TOO_LATE = protocol.StopNode(grace_s=0.0, reason="too late")
 
 # ---- actions
 
@@ -37,7 +36,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Listen:
-    """Put every event of a node on the queue until the link ends; the first one comes after event number `after`."""
+    """Put every event of a node on the queue until the link ends, starting after event number `after`."""
 
     node_rank: int
     link: Link
@@ -46,9 +45,9 @@ class Listen:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconnect:
-    """Connect once to the node's host, and follow the node after event number `after`. `broken` is the link before.
+    """Connect once to the node's host, and follow the node after event number `after`. `broken` is the previous link.
 
-    `meets`: another notebook starts the node, so it is followed if it is there.
+    `meets`: another notebook starts the node, so it is followed if it exists.
     """
 
     node_rank: int
@@ -61,7 +60,7 @@ class Reconnect:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Fetch the small results of a node that has ended, then keep its link idle. `sizes` are bytes by rank."""
+    """Fetch the small results of a node that has ended, and then keep its link idle. `sizes` are bytes by rank."""
 
     node_rank: int
     link: Link
@@ -70,9 +69,9 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """Have the lead of an elastic job count a host as a new node, and start its agent.
+    """Make the lead of an elastic job register a host as a new node, and start the node's agent.
 
-    `request_id` names it in the lead's `NodeAdded`.
+    `request_id` identifies the host in the lead's `NodeAdded`.
     """
 
     host_index: int
@@ -82,7 +81,7 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Send a message over links, whether or not it arrives."""
+    """Send a message over links, without confirmation."""
 
     links: tuple[Link, ...]
     message: protocol.Message
@@ -90,7 +89,7 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """Close a link of which nothing more is wanted."""
+    """Close a link that is no longer needed."""
 
     link: Link
 
@@ -98,12 +97,12 @@ class Close:
 Action = Note | Listen | Reconnect | Collect | Join | Send | Close
 
 
-# ---- events with which actions end
+# ---- events that end actions
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnded:
-    """A node's events came to their end. `error` is None where the agent ended; `last` is the last event's number."""
+    """The events of a node have ended. `error` is None if the agent ended; `last` is the number of the last event."""
 
     link: Link
     last: int
@@ -119,14 +118,14 @@ class Linked:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFailed:
-    """There is no new link yet. `error` is None where the host answered and does not have the node."""
+    """An attempt to connect has failed. `error` is None if the host answered that it does not have the node."""
 
     error: Exception | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """The small results that came, by rank. The link is no longer the run's if `is_kept_idle`."""
+    """The small results that arrived, by rank. If `is_kept_idle`, the link no longer belongs to the run."""
 
     results: Mapping[int, bytes] = field(repr=False)
     is_kept_idle: bool
@@ -146,7 +145,7 @@ class Joined:
 class JoinFailed:
     """A host could not become a node this time.
 
-    `node_rank` is the node whose start it was asked for, None before that.
+    `node_rank` is the node that should have started; None if there was none yet.
     """
 
     host_index: int

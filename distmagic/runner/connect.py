@@ -1,4 +1,4 @@
-"""Links to the hosts of a run, and their devices: all are waited for, and given back where no run comes of it."""
+"""Connects to the hosts of a run and reserves their devices. If the run does not start, it releases both."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Connected, Unusable, Waiting
 
-_PAUSE_S = 1.0  # until a host is asked again whether its devices are free
+_PAUSE_S = 1.0  # pause before a host is asked again whether its devices are free
 
 
 def connect(
     loop: RunLoop, first_links: FirstLinks, enough: int | None, *, needs_remote: bool = False
 ) -> tuple[Link, ...]:  # fmt: skip
-    """Return a link to each host, showing meanwhile how far each of them is. Arguments and errors are those of `settle`."""
+    """Return a link to each host, and show the progress of connecting. Arguments and errors are those of `settle`."""
     for host_index, future in enumerate(first_links.futures):
         future.add_done_callback(partial(_report, loop.queue, host_index))
     try:
@@ -62,9 +62,9 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 
 @contextmanager
 def given_back(connections: Connections, links: Sequence[Link]) -> Iterator[None]:
-    """Where the block ends with an error of ours, let the links rest: the next cell begins over them.
+    """If the block ends with a distmagic error, keep the links idle for the next cell.
 
-    After anything else, an interrupt say, an answer may be on its way over them: they are closed.
+    After any other exception, such as an interrupt, an answer may still be on its way, so the links are closed.
     """
     try:
         yield
@@ -87,17 +87,18 @@ def claim_devices(
     spec: JobSpec,
     plan: Plan,
 ) -> tuple[Link, ...]:
-    """Have all hosts keep `--devices` for this job, waiting for those that other jobs have; return the links by then.
+    """Reserve `--devices` on all hosts for this job, waiting while other jobs use them; return the links after the
+    wait.
 
-    It asks all hosts again and again until all have them free. Meanwhile nothing is kept, so two runs never wait for each
-    other; no order is promised. With --no-wait it raises `PreflightError` in place of waiting. After any other error or
-    an interrupt the links are closed, which gives devices back.
+    It repeatedly asks all hosts until all have the devices free. It reserves nothing meanwhile, so two runs never block
+    each other; no order is promised. With --no-wait it raises `PreflightError` instead of waiting. After any other
+    error or an interrupt the links are closed, which releases the devices.
     """
     if not spec.devices:
         return links
     current = list(links)
     shown = [""] * len(links)
-    # What hosts keep loaded for this run must outlast the waiting.
+    # The warm processes for this run must survive the wait.
     lease_keeper = LeaseKeeper(plan.terms.lease_s)
     try:
         while True:
@@ -119,7 +120,7 @@ def claim_devices(
             if not any(others):
                 return tuple(current)
             lease_keeper.keep_over(tuple(current))
-            # Wait for so long that of two runs which took devices from each other one comes first.
+            # Wait for a random time, so that one of two runs that blocked each other goes first.
             end = threading.Event()
             pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
             try:
@@ -141,7 +142,7 @@ def _begin_anew(
     present: Sequence[int],
     links: list[Link],
 ) -> None:
-    """Reach all hosts anew: with the old links their devices are given back. Raises `Unreachable` for a host that is gone."""
+    """Connect to all hosts again; closing the old links releases their devices. May raise `Unreachable`."""
 
     def reopened(node_rank: int) -> Link:
         old = links[node_rank]
@@ -166,7 +167,7 @@ def _begin_anew(
 def _claimed_at_once(
     loop: RunLoop, links: Sequence[Link], spec: JobSpec, job: str
 ) -> list[tuple[DeviceClaim, ...]]:
-    """Get the devices of all hosts, or of none; return the claims of other jobs, by host."""
+    """Reserve the devices of all hosts, or of none; return the claims of other jobs, by host."""
 
     def ask(names: tuple[str, ...]) -> list[tuple[DeviceClaim, ...]]:
         def claim(link: Link) -> tuple[DeviceClaim, ...]:

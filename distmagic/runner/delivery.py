@@ -1,11 +1,12 @@
-"""How a payload comes to all hosts: what is small from here to each, what is large once, and on from host to host.
+"""Sends a payload to all hosts: small files directly to each, large files once and then from host to host.
 
-    what each host lacks  --routes-->  Routes: what goes straight, and chains of hosts     (pure)
-    Routes                --Delivery-->  every host has all
+    what each host lacks  --routes-->  Routes: files sent directly, and chains of hosts    (pure)
+    Routes                --Delivery-->  every host has all files
 
-In a chain the first host has the blobs, or gets them from this notebook over SSH; it serves them, while they still
-come, to the second one, and so on. The hosts know each other by a one-time certificate, which they were told over SSH.
-A host that does not get the blobs from the one before it asks the notebook, and the hosts after it notice nothing.
+The first host of a chain has the blobs already, or receives them from this notebook over SSH. While it receives them,
+it sends them to the second host, and so on. The hosts authenticate each other by a one-time certificate, which they
+received over SSH. A host that can't get the blobs from its predecessor requests them from the notebook; the hosts after
+it are not affected.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob
 
-# Less than this goes straight: it takes no longer than to arrange a chain.
+# Smaller payloads are sent directly: that takes no longer than setting up a chain.
 SPREAD_BYTES = 8 << 20
-_OTHERS_S = 1.0  # after a first failure, for others that fail of the same cause
+# After a first failure, wait for other hosts that fail for the same reason.
+_OTHERS_S = 1.0
 _TELL_S = 0.1
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Blobs that go from host to host. `source` is the node that has them, None for the notebook."""
+    """Blobs that are sent from host to host. `source` is the node that has them, None for the notebook."""
 
     blobs: tuple[Blob, ...]
     source: int | None
@@ -47,19 +49,19 @@ class Chain:
 
     @property
     def size_bytes(self) -> int:
-        """What each taker gets."""
+        """The number of bytes that each receiving host gets."""
         return sum(blob.size_bytes for blob in self.blobs)
 
     @property
     def links(self) -> tuple[tuple[int, int], ...]:
-        """Each node with the one that it serves, as (node, next node)."""
+        """Pairs (node, next node): each node sends the blobs to the next."""
         members = self.takers if self.source is None else (self.source, *self.takers)
         return tuple(pairwise(members))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """What goes straight from the notebook, by node, and the chains, one after the other."""
+    """The blobs that the notebook sends directly, by node, and the chains, which run one after another."""
 
     straight: Mapping[int, tuple[Blob, ...]]
     chains: tuple[Chain, ...]
@@ -71,10 +73,11 @@ def routes(
     joins: Sequence[bool],
     spread_bytes: int,
 ) -> Routes:
-    """Return how blobs get to nodes. `lacking` are SHA-256s by node; `joins` says of each node whether it may take part in chains.
+    """Return how blobs get to nodes. `lacking` has SHA-256s by node; `joins` has for each node whether it may be in a
+    chain.
 
-    A chain is for blobs of `spread_bytes` or more together that the same nodes lack. It begins where the blobs are,
-    if a node that joins has them, and goes on in the order of node ranks.
+    A chain is for blobs of at least `spread_bytes` together that the same nodes lack. It starts at a joining node that
+    has the blobs, if there is one, and continues in the order of node ranks.
     """
     groups: dict[tuple[int | None, tuple[int, ...]], list[Blob]] = {}
     straight: defaultdict[int, list[Blob]] = defaultdict(list)
@@ -103,10 +106,10 @@ def routes(
 
 
 class Delivery:
-    """One payload on its way. `run` blocks until every host has it; closing the links ends that.
+    """The delivery of one payload. `run` blocks until every host has it; closing the links ends that.
 
-    `tell(node, bytes, total_bytes)` is called on threads with how much a node has of what it lacked: at first, in the end,
-    and 10 times a second. `note(node, text)` is for what a user may want to know.
+    Threads call `tell(node, bytes, total_bytes)` with how many of a node's missing bytes have arrived: at the start, at
+    the end, and 10 times a second. `note(node, text)` gets messages for the user.
     """
 
     def __init__(
@@ -120,8 +123,8 @@ class Delivery:
         self._meters = [_Meter(partial(tell, node)) for node in range(len(links))]
 
     def run(self) -> None:
-        """Bring it to every host. Raises what went wrong: one error, or `HostErrors`."""
-        # Nothing listens on the notebook's own machine.
+        """Deliver to every host. Raises the error: a single one, or `HostErrors`."""
+        # No server listens on the notebook machine.
         joins = [not link.host.is_local for link in self._links]
         nodes = range(len(self._links))
         blobs = tuple(local.blob for local in self._files.values())
@@ -137,7 +140,7 @@ class Delivery:
             self._spread(chain)
 
     def _lacking(self, node: int, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
-        # It may take its time: all files are read.
+        # This may be slow: the host reads all files.
         self._links[node].send(protocol.CheckBlobs(blobs=blobs))
         lacking = self._links[node].answer(protocol.MissingBlobs).sha256
         total_bytes = sum(blob.size_bytes for blob in blobs if blob.sha256 in lacking)
@@ -145,7 +148,7 @@ class Delivery:
         return lacking
 
     def _straight(self, node: int, blobs: Sequence[Blob]) -> None:
-        """Send a node what it lacks of these."""
+        """Send a node directly the blobs that it lacks."""
         meter = self._meters[node]
         start = meter.size_bytes
 
@@ -156,7 +159,7 @@ class Delivery:
 
         files = tuple(self._files[blob.sha256] for blob in blobs)
         deliver(self._links[node], files, tell)
-        # It may have come into a home that is shared.
+        # Another host may have put it into a shared home.
         meter.reach(start + sum(blob.size_bytes for blob in blobs))
 
     # ---- from host to host
@@ -174,7 +177,7 @@ class Delivery:
             )
             return self._links[server].query(request, protocol.Serving)
 
-        before = {}  # by taker: the host that serves it, and where
+        before = {}  # for each receiver, the host that sends to it, and its address
         for (server, taker), found in zip(
             chain.links, self._each(serve, chain.links), strict=True
         ):
@@ -207,11 +210,11 @@ class Delivery:
     def _take(
         self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs
     ) -> None:
-        """Have a node take the blobs of a chain from the host `server`, and send it what it asks for itself."""
+        """Make a node receive the blobs of a chain from the host `server`; send it directly what it requests."""
         link = self._links[node]
         meter = self._meters[node]
         start = end = meter.size_bytes
-        at = {}  # how much the node has when it has all before this blob
+        at = {}  # for each blob, the node's byte count once it has all blobs before it
         for blob in chain.blobs:
             at[blob.sha256] = end
             end += blob.size_bytes
@@ -241,7 +244,7 @@ class Delivery:
                     meter.reach(meter.size_bytes + size)
 
     def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
-        """Act on all things at the same time; of failures the first ones are raised, without waiting for the others."""
+        """Call `act` on all things at the same time. Raises the first failures, without waiting for the other calls."""
         if not things:
             return []
         futures = begin_all("deliver", act, things)
@@ -254,7 +257,7 @@ class Delivery:
 
 
 class _Meter:
-    """How much a node has of what it lacked."""
+    """Counts how many of its missing bytes a node has received."""
 
     def __init__(self, tell: Callable[[int, int], object]) -> None:
         self._tell = tell
@@ -262,12 +265,12 @@ class _Meter:
         self.size_bytes = self.total_bytes = 0
 
     def expect(self, total_bytes: int) -> None:
-        """Begin: so much is lacking."""
+        """Start: so many bytes are missing."""
         self.total_bytes = total_bytes
         self._say()
 
     def reach(self, size_bytes: int) -> None:
-        """Count up to so many bytes."""
+        """Set the count to so many bytes."""
         before = self.size_bytes
         self.size_bytes = min(max(before, size_bytes), self.total_bytes)
         is_last = before < self.size_bytes == self.total_bytes

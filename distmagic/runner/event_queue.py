@@ -1,4 +1,4 @@
-"""The queue between the threads of a run and its loop, which has the run's own thread."""
+"""The queue between the threads of a run and its loop."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event, Launched
 
-# Of one node that may wait to be folded; a host that sends more is not read meanwhile.
+# Limit for unread bytes of one node; a host that sends more is not read until the loop catches up.
 _AHEAD_BYTES = 1 << 20
-_LEAST_BYTES = (
-    4096  # that an event counts as, however short it is: so 256 of them wait at most
-)
-_GATHER_S = 0.0003  # a node: to fold one event costs as much as to fold what all nodes send meanwhile
+_LEAST_BYTES = 4096  # minimum size that an event counts as: so at most 256 wait
+_GATHER_S = 0.0003  # per node: folding one event costs as much as folding all that nodes send meanwhile
 
 
 class _Room:
-    """How many bytes of one node wait."""
+    """Counts the unread bytes of one node."""
 
     def __init__(self) -> None:
         self._waiting_bytes = 0
         self._has_less = threading.Condition()
 
     def take(self, size_bytes: int, is_over: threading.Event) -> bool:
-        """Wait until so much more may wait, and count it; return False where nobody reads any more."""
+        """Wait until so many more bytes fit, and count them; return False if the loop no longer reads."""
         with self._has_less:
             while (
                 self._waiting_bytes and self._waiting_bytes + size_bytes > _AHEAD_BYTES
@@ -39,18 +37,18 @@ class _Room:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Note that so much has been read."""
+        """Subtract bytes that were read."""
         with self._has_less:
             self._waiting_bytes -= size_bytes
             self._has_less.notify_all()
 
 
 class EventQueue:
-    """Events of all nodes, bounded for each. `clock` gives the seconds since the run began."""
+    """Events of all nodes, limited in size for each node. `clock` gives the seconds since the start of the run."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # With what it counts in its room.
+        # Each with the size that it counts as.
         self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()
         self._rooms: dict[int, _Room] = {}
         self._rooms_lock = threading.Lock()
@@ -59,9 +57,9 @@ class EventQueue:
     def put(
         self, node_rank: int, what: protocol.Message | Launched, size_bytes: int = 0
     ) -> None:
-        """Queue an event of a node, which came in a line of so many bytes. Blocks while much of this node is unread.
+        """Queue an event of a node, whose line had so many bytes. Blocks while too much of this node is unread.
 
-        So never call it on the thread that calls `batch`: it would deadlock.
+        Never call it on the thread that calls `batch`: that would deadlock.
         """
         with self._rooms_lock:
             if node_rank not in self._rooms:
@@ -73,16 +71,16 @@ class EventQueue:
             self._events.put((event, counted))
 
     def tell(self, what: Any, node_rank: int = 0) -> None:
-        """Queue what an act ended with, or what happened on the notebook's side. Never blocks."""
+        """Queue the result of an action, or an event of the notebook's side. Never blocks."""
         event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
         self._events.put((event, 0))
 
     def wake(self) -> None:
-        """Let `batch` return now."""
+        """Make `batch` return now."""
         self.tell(None)
 
     def batch(self, timeout_s: float) -> list[Event]:
-        """Return the events that have come, after at most `timeout_s`; [] for none."""
+        """Wait for events at most `timeout_s`, and return them; [] for none."""
         found: list[tuple[Event, int]] = []
         try:
             first = (
@@ -102,5 +100,5 @@ class EventQueue:
         return [event for event, _ in found]
 
     def close(self) -> None:
-        """Let no thread wait for room any more."""
+        """Release all threads that wait for space."""
         self._is_over.set()

@@ -1,7 +1,7 @@
-"""Performs the actions of the run loop on threads. Each blocking act ends in an event on the queue.
+"""Performs the actions of the run loop on threads. Each action ends with an event on the queue.
 
-Nothing is decided here, and nothing of the run's state is kept: only the queue, the hosts, links that were opened here, and
-what renews the lease.
+It takes no decisions, and holds only the queue, the hosts, the links that it opened, and the thread that renews the
+lease.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from distmagic.runner.actions import (
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 
-COLLECT_S = 60.0  # for the small results of one node; after that they wait on their host until they are looked at
+# time limit for the small results of one node; after it they stay on their host until they are accessed
+COLLECT_S = 60.0
 
 
 class Executor:
-    """The threads of one run. `close` ends them as soon as what they wait for comes, or its connection ends.
+    """The threads of one run. After `close`, each ends with its current action, or with its connection.
 
     `joiner` is for elastic jobs only.
     """
@@ -58,19 +59,19 @@ class Executor:
         self._opener = opener
         self._joiner = joiner
         self._is_over = False
-        # Links that were opened here: one whose event nobody reads any more is not in the table's rows.
+        # Links opened by actions: the table's rows lack a link whose event is no longer read.
         self._opened: set[Link] = set()
         self._lock = threading.Lock()
         self._lease_keeper = LeaseKeeper(lease_s)
 
     def perform(self, action: Action) -> None:
-        """Begin an action, and return at once. The loop calls this, on the run's own thread."""
+        """Start an action on a thread, and return at once. The loop calls this on the run's own thread."""
         if isinstance(action, Send):
             for link in action.links:
                 try:
                     threads.begin("run", send_quietly, link, action.message)
                 except RuntimeError:
-                    # Python ends, and starts no thread any more: hosts are told to end all the same.
+                    # Python is exiting and starts no threads; stop requests are sent anyway.
                     send_quietly(link, action.message)
         elif isinstance(action, Close):
             self._forget(action.link)
@@ -82,7 +83,7 @@ class Executor:
         """Renew the job's lease over these links from now on."""
         self._lease_keeper.keep_over(links)
 
-    # ---- acts, each on a thread of its own
+    # ---- actions, each on its own thread
 
     def _listen(self, action: Listen) -> None:
         """Put a node's events on the queue, waiting whenever the loop has many of them unread."""
@@ -170,7 +171,7 @@ class Executor:
 
     def _tell(self, node_rank: int, what: object) -> None:
         if isinstance(what, (Linked, Joined)) and not self._keep(what.link):
-            # The run is over: nobody takes this link any more, nor the node that was begun.
+            # The run is over: nothing will use this link, or the node that was started.
             if isinstance(what, Joined):
                 send_quietly(what.link, TOO_LATE)
             what.link.close()
@@ -178,14 +179,14 @@ class Executor:
         self._queue.tell(what, node_rank=node_rank)
 
     def _keep(self, link: Link) -> bool:
-        """Have a link closed at the end, and return True; return False where the end has come."""
+        """Register a link to be closed at the end, and return True; return False if the run has already ended."""
         with self._lock:
             if not self._is_over:
                 self._opened.add(link)
             return not self._is_over
 
     def _forget(self, link: Link | None) -> None:
-        """Leave a link alone at the end: it is being closed, or goes on to other uses."""
+        """Unregister a link: it is being closed, or used for something else."""
         with self._lock:
             if link is not None:
                 self._opened.discard(link)
@@ -193,9 +194,9 @@ class Executor:
     # ---- the end
 
     def close(self, links: tuple[Link, ...]) -> None:
-        """Hang up on these links, which the run still holds, and on those that came too late for it.
+        """Close these links, which the run still holds, and links that came too late for it.
 
-        Agents that still run end with their lease.
+        Agents that still run end when their lease expires.
         """
         with self._lock:
             self._is_over = True

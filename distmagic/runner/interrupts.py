@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C, the notebook's stop button), counted or held where an exception in the middle would lose a host."""
+"""Interrupts (Ctrl-C, the stop button): counted, or delayed where an exception could lose a host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Signals that follow each other so soon are one: timeout(1) sends its own to a process, and again to its process group.
+# Signals in quick succession count as one: timeout(1) signals its own process, and then its process group.
 _ONCE_S = 1.0
 
 
@@ -23,24 +23,24 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.is_asking = False
-        self.was_sigterm = False  # the last one
+        self.was_sigterm = False  # whether the last one was SIGTERM
 
     def __call__(self, number: int = signal.SIGINT, *_: object) -> None:
-        """Note one: what a signal calls."""
+        """Count an interrupt; used as a signal handler."""
         self.count += 1
         self.was_sigterm = number == signal.SIGTERM
         if self.is_asking:
             raise KeyboardInterrupt
 
     def take(self) -> bool:
-        """Return whether there is one that was not handled, and count it as handled."""
+        """Return whether there is an unhandled interrupt, and mark it as handled."""
         if self.count == 0:
             return False
         self.count -= 1
         return True
 
     def ask(self, serve: Callable[[float], None], timeout_s: float = 0.0) -> None:
-        """Let `serve` answer a question, if one comes in time; an interrupt gives the question up, and is noted."""
+        """Call `serve` to answer a question that comes in time; an interrupt cancels the question, and is counted."""
         self.is_asking = True
         try:
             serve(timeout_s)
@@ -52,7 +52,7 @@ class Interrupts:
 
 @contextmanager
 def noted() -> Iterator[Interrupts]:
-    """Have interrupts counted inside the block, for its code to handle when it can."""
+    """Count interrupts inside the block, for its code to handle when it can."""
     found = Interrupts()
     with sent_to(found):
         yield found
@@ -60,9 +60,9 @@ def noted() -> Iterator[Interrupts]:
 
 @contextmanager
 def sent_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Have interrupts call `handler` inside the block, in place of raising KeyboardInterrupt anywhere in it.
+    """Inside the block, interrupts call `handler` instead of raising KeyboardInterrupt anywhere in it.
 
-    In another thread than the main one nothing changes: signals never arrive there.
+    On any thread except the main one nothing changes: Python delivers signals only to the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -76,7 +76,7 @@ def sent_to(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def from_signal(number: int) -> Iterator[None]:
-    """Have another signal be an interrupt inside the block, unless it is ignored. In the main thread only."""
+    """Inside the block, treat another signal as an interrupt, unless it is ignored. On the main thread only."""
     last_s = -math.inf
 
     def interrupt(_: int, frame: FrameType | None) -> None:
@@ -85,7 +85,7 @@ def from_signal(number: int) -> Iterator[None]:
         if last_s - before_s < _ONCE_S:
             return
         handler = signal.getsignal(signal.SIGINT)
-        # A shell has interrupts ignored by what it starts in the background.
+        # A shell makes its background processes ignore interrupts.
         if not callable(handler):
             raise KeyboardInterrupt
         handler(number, frame)

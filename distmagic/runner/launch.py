@@ -1,9 +1,9 @@
-"""One run from its beginning to its end, as two scripts for the run's own thread: `launch` a job, or `attach` to one.
+"""One run from its start to its end, as two procedures for the run's own thread: `launch` a job, or `attach` to one.
 
     reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them -> sweep what lost agents left
 
-Each arrow is one blocking act on a thread, which the run loop waits for. Where a start comes about on some hosts only,
-it is rolled back before the error is raised.
+Each step is a blocking action on a thread, for which the run loop waits. If only some hosts start, they are stopped
+before the error is raised.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from distmagic.state.events import (
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 
-# That the user waits for hosts whose agent is lost: one that accepts SSH and answers nothing would take a minute.
+# How long the user waits for hosts with a lost agent: one that accepts SSH but does not answer would take a minute.
 SWEEP_S = 15.0
 _ENDED_S = (
-    1.0  # for a host that is down to come back, when a job is looked at that has ended
+    1.0  # time for a host to come back, when the user looks at a job that has ended
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """How far a run was followed: to its end, or until it went on alone.
+    """How far a run was followed: to its end, or until it was detached.
 
-    `host_indices` says of each node which of the fleet's hosts it is on. `was_interrupted`: by an interrupt that
-    came when the run was over.
+    `host_indices` has for each node the index of its host in the fleet. `was_interrupted`: an interrupt came when the
+    run was over.
     """
 
     state: RunState
@@ -75,11 +75,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
     followed: Collection[str] = (), companion: Companion | None = None,
 ) -> Followed:  # fmt: skip
-    """Run a job to its end; one that is to be detached only until it runs. `work` is its working directory.
+    """Run a job to its end; for a job to be detached, until it runs. `work` is its working directory.
 
-    `owner` is who begins it, and `followed` are the jobs that this kernel follows just now, which are no orphans.
-    A `companion` takes part in its loop.
-    Raises a `HostError` before anything is started; for an interrupt before all nodes have started, `Cancelled`.
+    `owner` is the owner of the job. `followed` are the jobs that this kernel follows now, whose processes are no
+    orphans. A `companion` takes part in its loop. Raises a `HostError` before anything is started; for an interrupt
+    before all nodes have started, `Cancelled`.
     """
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s
@@ -87,7 +87,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
     terms = replace(terms, can_type=screen.can_type() and not spec.detach)
     state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
-    # Hosts that come later still need the blobs.
+    # Hosts that join later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
         loop = _new_loop(state, clock, screen, opener, noted, companion)
@@ -147,9 +147,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
 def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
     """Follow a job from its first event to its end, as if this kernel had started it.
 
-    `first_links` lead to the job's own hosts in the order of its nodes; those that are down are tried again and again, as when
-    a connection breaks. An interrupt ends the job; of a detached job it only ends the following.
-    Raises `UsageError` for a job of another version: its hosts would refuse to tell of it, and it must not end for that.
+    `first_links` lead to the job's own hosts in the order of its nodes; those that are down are retried, as after a
+    broken connection. An interrupt ends the job; for a detached job it only ends the following. Raises `UsageError` for
+    a job of another distmagic version: its hosts would refuse to send its events, and it must not end because of that.
     """
     for number in job.protocols:
         if number != protocol.PROTOCOL:
@@ -157,7 +157,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms)
-    # A detached job is known as such from the beginning: an interrupt before its events have come must not end it.
+    # A detached job is known as such from the start: an interrupt before its events arrive must not end it.
     state = replace(
         state,
         before_s=job.age_s,
@@ -180,7 +180,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         loop.note(Planned(addresses=tuple(addresses)), *missed)
         growth, joiner = None, None
         if job.grows:
-            # Of the hosts that were not there when the job began, those that are no node of it yet.
+            # Hosts that were absent when the job started, and that are no node of it yet.
             awaited = []
             for host_index in range(len(fleet.hosts), len(fleet.known)):
                 if fleet.names[host_index] in job.terms.awaited:
@@ -192,7 +192,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
             try:
                 links[node].attach(protocol.FollowJob(job=job.name, node_rank=node))
             except ConnectionLost:
-                links.pop(node).close()  # it is tried again
+                links.pop(node).close()  # it is retried
 
         in_parallel(follow, list(links))
 
@@ -212,7 +212,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
 def first_state(
     job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms
 ) -> RunState:
-    """Return the first state of a run that starts now, on hosts of these names."""
+    """Return the first state of a run that starts now, on hosts with these names."""
     return replace(
         begin(job, names, terms),
         name=spec.name or "",
@@ -236,7 +236,7 @@ def _new_loop(
 
 
 def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:
-    """Return a payload that all hosts can read: where one has another Python, its byte code is packed as source."""
+    """Return a payload that all hosts can read: if one has another Python version, byte code is replaced by source."""
     other = other_python(links)
     if other is None or payload.in_source is None:
         return payload
@@ -259,13 +259,13 @@ def _followed(
     executor: Executor,
     noted: interrupts.Interrupts,
 ) -> Followed:
-    """Follow all nodes, and end what lost agents have left; return how far that went."""
+    """Follow all nodes, end what lost agents have left, and return how far that went."""
     try:
         follow()
         _sweep(loop, opener, table)
     finally:
         executor.close(table.links)
-    loop.finish()  # while interrupts are still noted: one that comes now must not take the run away
+    loop.finish()  # while interrupts are still counted: an interrupt now must not lose the run's value
     return Followed(
         state=loop.state,
         small_results=table.small_results,
@@ -279,9 +279,9 @@ def _new_id() -> str:
 
 
 def enough_hosts(spec: JobSpec, count: int) -> int | None:
-    """Return with how many of `count` hosts an elastic job begins; None: it needs them all.
+    """Return with how many of `count` hosts an elastic job starts; None means it needs all of them.
 
-    Of more hosts than its maximum it can't leave out any; nor where the user has said what the first one's address is.
+    It needs all if there are more hosts than its maximum, or if the user has named the first host's address.
     """
     if (
         spec.nnodes is None
@@ -303,7 +303,7 @@ def _plan(
     terms: JobTerms,
     work: WorkDir,
 ) -> Plan:
-    """Return the plan, and note its warnings."""
+    """Return the plan, and show its warnings."""
     fleet = first_links.fleet
     awaited = tuple(fleet.names[host_index] for host_index in first_links.absent)
     terms = replace(terms, awaited=awaited)
@@ -327,9 +327,9 @@ def _plan(
 
 
 def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
-    """End what is left on nodes whose agent is lost, as far as they can be reached; nobody waits longer than `SWEEP_S`.
+    """End what is left on nodes with a lost agent, as far as they can be reached; wait at most `SWEEP_S`.
 
-    What is lost to this notebook alone may go on: of a job that needs none, an agent that lives is ended only by a stop.
+    A node that only this notebook has lost may run on: an agent of a detached job is only ended by a stop.
     """
     state = loop.state
     job = state.job
@@ -351,10 +351,11 @@ def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
                 survivors = job_requests.sweep(link, job, node_rank).survivors
                 link.finish()
         except DistmagicError:
-            return  # out of reach: its own lease ends it, and the verdict says so
+            # Out of reach: its own lease ends it, and the run's error reports it.
+            return
         loop.queue.tell(Swept(survivors=survivors), node_rank=node_rank)
 
     try:
         loop.wait_for(begin_all("sweep", sweep, lost), SWEEP_S)
     except KeyboardInterrupt:
-        return  # what is left ends with its lease
+        return  # the rest ends with its lease

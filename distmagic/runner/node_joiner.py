@@ -1,9 +1,8 @@
-"""One host comes (back) to an elastic job that runs: it gets the payload, the lead counts it, and its agent can start.
+"""Adds a host to a running elastic job: sends it the payload, registers it at the lead, and prepares its start message.
 
     the lead's own start message, the host's facts  --start_messages.join_message-->  StartNode
 
-Works for the notebook that began the job, which has that message and the payload itself, and for any other one, which asks
-for them.
+The notebook that started the job has that message and the payload; any other notebook gets them from the first host.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from distmagic.remote.wire.protocol import Blob, StartNode
 
 
 class NodeJoiner:
-    """The way into one job. `open_lead` opens a conversation with its first host, more than one at a time.
+    """Adds hosts to one job. `open_lead` opens a conversation with its first host, several at a time if needed.
 
-    `begun` and `payload` are known to the notebook that began it; any other one takes them from the first host.
-    `is_text`: no byte code is known to travel in the job, so any Python will do.
+    `begun` and `payload` are set in the notebook that started the job; any other one gets them from the first host.
+    `is_text`: the job is known to contain no byte code, so any Python version will do.
     """
 
     def __init__(
@@ -51,16 +50,16 @@ class NodeJoiner:
         self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
-        """Send a host the payload, have the lead count it as a node, and return the message that starts that node.
+        """Send a host the payload, make the lead register it as a node, and return the message that starts that node.
 
-        The lead sends all notebooks that follow the job an event with this `request_id`. Raises `UsageError` if the job takes in no
-        host, or not this one now, and `HostError` if the host doesn't fit.
+        The lead sends an event with this `request_id` to all notebooks that follow the job. Raises `UsageError` if the
+        job accepts no host, or not this one now, and `HostError` if the host doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
             raise UsageError(
                 f"{link.host.name} can't join job {self.job}: it already runs a node of this job."
             )
-        if not self._is_text:  # nor of a job that another notebook has begun
+        if not self._is_text:  # false for a job that another notebook has started
             preflight.check_python(
                 link.host.name, link.python, sys.version_info[:3], link.facts.executable
             )
@@ -80,14 +79,14 @@ class NodeJoiner:
         route = host_requests.route_to(link, self._begun.membership.lead_address)
         with closing(self._open_lead()) as lead:
             hosts = job_requests.add_node(lead, self.job, link.host.name, request_id)
-        job_requests.sweep(link, self.job)  # what an agent has left that was killed
+        job_requests.sweep(link, self.job)  # ends what a killed agent has left
         reached = Reached(host=link.host, facts=link.facts, route=route)
         return start_messages.join_message(
             self._begun, hosts, reached, local_cwd=str(Path.cwd())
         )
 
     def _lacking(self, link: Link, begun: StartNode) -> tuple[LocalBlob, ...]:
-        """Return the part of the payload that a host lacks, here on this machine."""
+        """Return the part of the payload that a host lacks, as files on this machine."""
         assert begun.join_template is not None
         names = (begun.call, begun.code, *begun.side_files)
         sizes = begun.join_template.sizes
@@ -99,7 +98,7 @@ class NodeJoiner:
         return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)
 
     def _here(self, blob: Blob) -> LocalBlob:
-        """Return a blob on this machine, from the lead's host if it is not here yet."""
+        """Return a blob on this machine; it is fetched from the lead's host if necessary."""
         known = self._payload.get(blob.sha256)
         if known is None:
             known = LocalBlob(blob=blob, path=blobs.folder() / blob.sha256)

@@ -1,4 +1,4 @@
-"""What the table of nodes keeps: a row for each node, a host that is to join, and when something is tried again."""
+"""The rows of the table of nodes: a node, a host that will join, and the times of retries."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distmagic.remote.wire import protocol
 from distmagic.runner.actions import Joined
 from distmagic.state.events import NEVER_BEGAN
 
-FIRST_PAUSE_S = 0.25  # between attempts to connect again
+FIRST_PAUSE_S = 0.25  # pause between attempts to connect
 LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempts:
-    """Attempts at the same thing: when the next one begins, None while one is under way; the pause after it; the end."""
+    """Repeated attempts: the time of the next one (None during an attempt), the pause after it, and the deadline."""
 
     next_at_s: float | None
     pause_s: float = FIRST_PAUSE_S
     until_s: float | None = None
 
     def again(self, now_s: float, least_s: float = 0.0) -> Attempts:
-        """Return when to try again, after at least `least_s`; the pause doubles each time, up to 5 s."""
+        """Return the next attempt, after at least `least_s`; the pause doubles each time, up to 5 s."""
         pause_s = max(least_s, min(2 * self.pause_s, LONGEST_PAUSE_S))
         return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
 
@@ -33,9 +33,10 @@ class Attempts:
 class NodeRow:
     """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
 
-    `is_missed`: it ended because it, or the way to it, was lost. `stop` is the message that it was stopped with.
-    `why_unmet` is why it is lost if it is not met: its host has no such node, or did not answer. `why_lost`: why it is.
-    `linked_at_s` is when it got a new link, after one that broke. `is_agent_gone`: its host has said that the agent ended.
+    `is_missed`: it ended because it, or the network to it, was lost. `stop` is the message that stopped it. `why_unmet`
+    is the reason for its loss if it can't be found: its host has no such node, or did not answer. `why_lost` is the
+    reason for its loss. `linked_at_s` is when it got a new link after a broken one. `is_agent_gone`: its host reported
+    that the agent has ended.
     """
 
     host_index: int
@@ -58,9 +59,10 @@ class NodeRow:
 
 @dataclass(kw_only=True)
 class HostJoin:
-    """A host that is to become a node of an elastic job. `own` are the nodes that it was, or was to be, through us.
+    """A host that will become a node of an elastic job. `own` are the nodes that it was, or should be, through this
+    notebook.
 
-    `node_rank` is as the lead has counted it; `joined`: its agent runs already, and the lead's event has yet to come.
+    `node_rank` is its number from the lead; `joined`: its agent runs already, but the lead's event has not arrived yet.
     """
 
     own: set[int]
@@ -73,7 +75,7 @@ class HostJoin:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How hosts come to an elastic job: `host_names` in the order of their indices; `awaited` were absent at first."""
+    """How hosts join an elastic job: `host_names` by host index; the `awaited` hosts were absent at the start."""
 
     host_names: Sequence[str]
     awaited: Collection[int] = ()

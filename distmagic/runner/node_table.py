@@ -1,22 +1,22 @@
-"""Which nodes a run has, over which link each of them is followed, and what is tried next.
+"""The table of a run's nodes: the link over which each node is followed, and what to try next.
 
-Events go in, actions come out; nothing here blocks, connects or asks a clock. Only the run's own thread changes it.
+Events go in, actions come out. The table never blocks, connects or reads a clock. Only the run's own thread changes it.
 
     state of a row       leaves it when
-    waiting              it is counted by the lead of an elastic job, and its agent is being started by us: Joined -> following
+    waiting              the lead of an elastic job has registered it, and this notebook starts it: Joined -> following
     following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
-    reconnecting         Linked -> following; the time is over -> lost. Attempts follow each other with growing pauses
-    meeting              as reconnecting, for a node that another notebook starts, or whose start was not answered; in the
+    reconnecting         Linked -> following; the time is over -> lost. The pauses between attempts grow
+    meeting              as reconnecting, for a node that another notebook starts, or whose start is unconfirmed; in the
                          end this one starts it itself
     collecting           Collected -> gone
-    gone, lost           never. In an elastic job the host of a node that was lost is tried as a new node
+    gone, lost           never. In an elastic job the host of a lost node is tried as a new node
 
-A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too, which the run goes on, or
-ends, without (state/__init__ says who decides it). Those are followed, or connected to, as before until the run is over:
-their own last words may explain the loss, and in an elastic job their peers may hear them again.
+A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too, without which the run
+continues or ends (see state/__init__). They are still followed, or retried, until the run is over: their last events
+may explain the loss, and in an elastic job their heartbeats may return.
 
-Promised: each event of a node is put on the queue once, in order, over however many links. Not promised: that a node
-that is lost here does not run; its peers, or its lease, end it.
+Promised: each event of a node is put on the queue once, in order, over any number of links. Not promised: that a lost
+node has ended; its peers, or its lease, end it.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ from distmagic.state.events import (
     Warned,
 )
 
-REFUSED_PAUSE_S = 60.0  # between attempts to join, after one that was refused
+REFUSED_PAUSE_S = 60.0  # pause after an attempt to join was refused
 # It ends a node that has no ranks yet.
 
 
 class NodeTable:
-    """All nodes of one run. `new_id` makes the name of a request; `lease_s` is for how long a link may be broken."""
+    """All nodes of one run. `new_id` makes the ID of a request; a link may be broken for `lease_s`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class NodeTable:
         growth: Growth | None = None,
     ) -> None:
         self.rows = [NodeRow(host_index=index) for index in host_indices]
-        # By node and rank: a host speaks for its own ranks only.
+        # By node and rank: a host may only report its own ranks.
         self.small_results: dict[tuple[int, int], bytes] = {}
         self.is_stopping = False
         self._lease_s = lease_s
@@ -103,10 +103,10 @@ class NodeTable:
         """The links that the run holds."""
         return tuple(row.link for row in self.rows if row.link is not None)
 
-    # ---- beginning
+    # ---- start
 
     def follow(self, links: Mapping[int, Link], now_s: float) -> list[Action]:
-        """Begin to follow all nodes. One without a link is connected to."""
+        """Start to follow all nodes; connect to those without a link."""
         actions: list[Action] = []
         for node_rank in range(len(self.rows)):
             if node_rank in links:
@@ -121,7 +121,7 @@ class NodeTable:
     def stop(
         self, node_ranks: Iterable[int], message: protocol.StopNode
     ) -> list[Action]:
-        """End nodes. The message waits where a link is broken, until there is a new one; no host joins from now on."""
+        """Stop nodes. If a link is broken, the message waits for a new one. No host joins from now on."""
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
@@ -132,14 +132,14 @@ class NodeTable:
                 links.append(row.link)
         if links:
             actions.append(Send(links=tuple(links), message=message))
-        # An agent that is being started already is stopped as soon as it runs.
+        # An agent that is being started is stopped as soon as it runs.
         late = [one.joined.link for one in self._joins.values() if one.joined]
         if late:
             actions.append(Send(links=tuple(late), message=TOO_LATE))
         self._joins.clear()
         return actions
 
-    # ---- what happened
+    # ---- events
 
     def receive(self, event: Event) -> list[Action]:
         """Return the actions that an event requires."""
@@ -163,7 +163,7 @@ class NodeTable:
         return []
 
     def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> list[Action]:
-        """Keep a node lost for which nothing more is tried, whatever the others hear of it: nobody learns of its end."""
+        """Keep a node lost that is no longer retried, whatever its peers report: its end would go unnoticed."""
         peer = what.node_rank
         if not 0 <= peer < len(self.rows) or self.rows[peer].state != "lost":
             return []
@@ -172,7 +172,7 @@ class NodeTable:
     def _hardware(
         self, node_rank: int, _: protocol.Hardware, __: float
     ) -> list[Action]:
-        """The agent was heard over this link, and its lease began anew, also where the job itself is quiet."""
+        """The agent answered over this link and its lease was renewed, even if the job itself is silent."""
         if self.rows[node_rank].state == "following":
             self.rows[node_rank].attempts = None
         return []
@@ -181,7 +181,7 @@ class NodeTable:
         self, node_rank: int, what: LinkEnded, now_s: float
     ) -> list[Action]:
         row = self.rows[node_rank]
-        # Else it has ended at once, perhaps as the one before.
+        # Otherwise it ended at once, perhaps like the one before.
         if what.last > row.last or now_s - row.linked_at_s > LONGEST_PAUSE_S:
             row.attempts = None
         row.last = what.last
@@ -238,7 +238,7 @@ class NodeTable:
             what.error, (HostError, ProtocolError)
         ):
             return self._lose(node_rank, _words(what.error), now_s)
-        # A refusal may pass: a key agent that is still locked, nologin while a machine boots. Nobody is asked twice.
+        # A refusal may be temporary: a locked key agent, or nologin while a machine boots. The user is not asked again.
         row.can_ask = False
         row.attempts = row.attempts.again(now_s, LONGEST_PAUSE_S)
         if row.state == "meeting":
@@ -250,7 +250,7 @@ class NodeTable:
     def _node_added(
         self, node_rank: int, what: protocol.NodeAdded, now_s: float
     ) -> list[Action]:
-        """The lead counted hosts as new nodes: through this notebook, or through another one that starts them."""
+        """The lead registered hosts as new nodes: for this notebook, or for another one that starts them."""
         if node_rank != 0:
             return []
         actions: list[Action] = []
@@ -264,8 +264,8 @@ class NodeTable:
         self.rows.append(row)
         node_rank = len(self.rows) - 1
         if row.host_index == UNKNOWN_HOST:
-            # Do without a node that can't be followed from here.
-            if self._growth is None:  # the job is over, and no host knows of this node
+            # Run on without a node that this notebook can't follow.
+            if self._growth is None:  # the job is over, and no host has this node
                 return self._lose(node_rank, NEVER_BEGAN, now_s)
             text = (
                 f"{host} has joined the job, and is not among the hosts of this notebook: its ranks are not shown. "
@@ -288,7 +288,7 @@ class NodeTable:
         return []
 
     def _meet(self, row: NodeRow, now_s: float) -> None:
-        """Look on its host for a node that somebody starts, or may have started, and follow it."""
+        """Search on its host for a node that another notebook starts, or may have started, and follow it."""
         row.state = "meeting"
         row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
 
@@ -318,7 +318,7 @@ class NodeTable:
             actions += self._listen(what.node_rank, what.link)
             message = rows[0].stop or message  # it may have ranks by then
         elif join is not None and join.request_id == what.request_id:
-            # All notebooks that follow the job get the lead's event, and only then know the node.
+            # Only the lead's event makes the node known to all notebooks that follow the job.
             join.joined = what
             return []
         elif not self.is_stopping:
@@ -330,7 +330,7 @@ class NodeTable:
     def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
         join = self._joins.get(what.host_index)
         node_rank = what.node_rank
-        # The run is being stopped meanwhile, or the host is tried anew by now.
+        # The run is being stopped meanwhile, or the host is already being tried again.
         if join is None or join.request_id != what.request_id:
             if node_rank is None or node_rank >= len(self.rows):
                 return []
@@ -339,7 +339,7 @@ class NodeTable:
             return []
         is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
         if is_unanswered and node_rank is not None:
-            # Its agent may have been started all the same: it is looked for, or will be with the lead's event.
+            # Its agent may have started all the same: it is searched for now, or after the lead's event.
             del self._joins[what.host_index]
             if join.node_rank is not None:
                 row = self.rows[join.node_rank]
@@ -348,30 +348,30 @@ class NodeTable:
             return []
         actions: list[Action] = []
         if join.node_rank is not None:
-            # The same attempt at this host goes on below, with its growing pauses.
+            # The attempts at this host continue below, with growing pauses.
             actions += self._lose(join.node_rank, str(what.error), now_s, rejoins=False)
         join.request_id = ""
         join.node_rank = None
-        # A UsageError says that the node which the host was before is not over yet.
+        # A UsageError means that the host's previous node has not ended yet.
         if is_unanswered or isinstance(what.error, UsageError):
             join.attempts = join.attempts.again(now_s)
             return actions
         why = _words(what.error).rstrip(".")
         warning = Warned(text=f"{why}. The run continues without this host.")
         actions.append(Note(node_rank=0, what=warning))
-        # It may pass: a machine that boots refuses every log-in at first.
+        # This may be temporary: a booting machine refuses every log-in at first.
         if isinstance(what.error, DistmagicError):
             join.attempts = join.attempts.again(now_s, REFUSED_PAUSE_S)
         else:
             del self._joins[what.host_index]
         return actions
 
-    # ---- what is due
+    # ---- timers
 
     def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> list[Action]:
         """Return the attempts whose time has come, and give up those whose time is over.
 
-        Nodes that are `alive_elsewhere` run, whatever this notebook can reach: they are not given up.
+        Nodes in `alive_elsewhere` run, even if this notebook can't reach them: they are not given up.
         """
         actions: list[Action] = []
         for node_rank, row in enumerate(self.rows):
@@ -429,7 +429,7 @@ class NodeTable:
     def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
         row = self.rows[node_rank]
         row.state = "reconnecting"
-        if row.attempts is not None:  # the link has ended at once
+        if row.attempts is not None:  # the link ended at once
             row.attempts = row.attempts.again(now_s)
             return [Note(node_rank=node_rank, what=Broken(why=why, again=True))]
         row.attempts = Attempts(
@@ -448,7 +448,7 @@ class NodeTable:
     def _lose(
         self, node_rank: int, why: str, now_s: float, *, rejoins: bool = True
     ) -> list[Action]:
-        """Try nothing more for a node. `rejoins`: in an elastic job its host is tried as a new node from now on."""
+        """Stop retrying a node. `rejoins`: in an elastic job its host is tried as a new node from now on."""
         row = self.rows[node_rank]
         row.state = "lost"
         row.why_lost = why

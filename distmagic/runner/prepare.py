@@ -1,4 +1,4 @@
-"""From hosts that were reached to a plan: they are asked what the plan needs to know, and looked at for what is wrong."""
+"""Makes a plan from connected hosts: asks them for what the plan needs, and checks them for problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distmagic.request.spec import JobSpec
 
 
 def other_python(links: Sequence[Link]) -> OtherPython | None:
-    """Return the oldest Python of the hosts on which this one's byte code does not run; None if it runs on all."""
+    """Return the oldest Python of the hosts that can't run this version's byte code; None if all can."""
     others = [link for link in links if link.python[:2] != sys.version_info[:2]]
     if not others:
         return None
@@ -36,7 +36,7 @@ def prepare(
     terms: JobTerms,
     work: WorkDir,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for hosts that were reached, and warnings. Raises `PreflightError`, `HostErrors` or `UsageError`."""
+    """Return the plan for connected hosts, and warnings. Raises `PreflightError`, `HostErrors` or `UsageError`."""
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
     warnings: list[str] = []
@@ -49,7 +49,7 @@ def prepare(
         except PreflightError as error:
             errors.append(error)
     if errors:
-        # Of all hosts at once, so that they can be mended at once.
+        # From all hosts at once, so that the user can fix all of them at once.
         raise join_errors(errors)
     facts_of_all = tuple(link.facts for link in links)
     preflight.check_among(names, facts_of_all)
@@ -71,14 +71,14 @@ def prepare(
 
 
 def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
-    """Return each host's address as the others dial it, and a warning for each clock that is wrong.
+    """Return the address of each host for the other hosts, and a warning for each wrong clock.
 
-    The lead's is that which leads to the others, and of the others the one that leads to it.
+    The lead's address is on its route to the other hosts; each other host's address is on its route to the lead.
     """
     first = route_of_lead(links)
     if len(links) == 1:
         return [first], ()
-    # The lead, too: it says what time it is.
+    # The lead too, because its clock is compared.
     answers = in_parallel(lambda link: _timed_route(link, first.address), links)
     clocks = []
     for link, (route, least, most) in zip(links, answers, strict=True):
@@ -89,7 +89,7 @@ def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
 
 
 def route_of_lead(links: Sequence[Link]) -> Route:
-    """Return the first host's address as the others dial it."""
+    """Return the first host's address for the other hosts."""
     lead, *others = links
     peers = [link.facts.address for link in others if not link.host.is_local]
     if lead.host.is_local and peers:
@@ -98,7 +98,7 @@ def route_of_lead(links: Sequence[Link]) -> Route:
 
 
 def _timed_route(link: Link, peer: str) -> tuple[Route, float, float]:
-    """Return the way to a peer, and between which two values the host's clock less this machine's steady one is."""
+    """Return the route to a peer, and the min and max of the host's clock minus this machine's monotonic one."""
     asked = time.monotonic()
     route = route_to(link, peer)
     return route, route.time_s - time.monotonic(), route.time_s - asked

@@ -1,23 +1,24 @@
-"""The loop of a run, on the run's own thread: it folds events, has questions asked, heeds interrupts, decides and shows.
+"""The loop of a run, on the run's own thread: folds events, asks questions, handles interrupts, decides, and shows the
+run.
 
-Nobody else changes the state of a run. Not here: session/ shows a state of its own where no loop turns yet, FirstLinks has
-questions asked where no run is under way, and start.roll_back holds interrupts off until its limits end it.
+Only the loop changes the state of a run. Three things happen elsewhere: before a loop exists, session/ shows its own
+state and FirstLinks asks questions; and start.roll_back ignores interrupts within its time limits.
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable
     RunState  --state/decide-->  decisions
-    decisions, and what NodeTable tries  -->  actions  --Executor-->  threads
+    decisions, and NodeTable's retries  -->  actions  --Executor-->  threads
 
-A run goes through these stages; each is a function of its own:
+A run goes through these stages:
 
-    opening     `wait_for` one blocking act after the other: hosts are reached, planned for, sent to, started.
+    opening     `wait_for` one blocking action after the other: connect to hosts, plan, send, start.
                 An interrupt raises KeyboardInterrupt out of `wait_for`
     following   `follow`: events are folded and decided upon until every node is gone or lost.
-                An interrupt stops the nodes politely, the next one at once; a detached job is only left. Where a run
-                has stood still for long, the first one only asks its ranks where they are; the stop follows by itself
-    closing     `wait_for` the sweep of what lost agents left behind
+                An interrupt stops the nodes politely, the next one at once; a detached job runs on. If a run
+                has long been without progress, the first one asks for the ranks' stacks; the stop follows by itself
+    closing     `wait_for` the cleanup after lost agents
 
-Promised: no event is lost to an interrupt. Not promised: that a step takes no longer than a tenth of a second, because
-a question to the user is answered within it.
+Promised: an interrupt loses no event. Not promised: that a step takes at most 0.1 s, because the user may answer a
+question within it.
 """
 
 from __future__ import annotations
@@ -66,30 +67,31 @@ from distmagic.state.events import (
 from distmagic.state.fold import fold
 from distmagic.state.model import RunState
 
-ABANDON_S = 5.0  # how long an unexpected error waits for the ranks to be gone
+ABANDON_S = 5.0  # how long an unexpected error waits for the end of the ranks
 BEAT_S = 0.1
-SHORT_S = 5.0  # a run that lasts longer is worth a full garbage collection
+SHORT_S = 5.0  # a run that lasts longer justifies a full garbage collection
 
 T = TypeVar("T")
 
 
 class Companion(Protocol):
-    """What takes part in a run beside its screen. `hear` and `sends` are called on the loop's thread."""
+    """Another participant of a run's loop. The loop's thread calls `hear` and `sends`."""
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Learn how to wake the loop."""
+        """Receive the function that wakes the loop."""
 
     def hear(self, events: Sequence[Event]) -> None:
-        """Learn what has been folded."""
+        """Receive the events that were just folded."""
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
         """Return the messages to send now; `links` are by node."""
 
 
 class RunLoop:
-    """One run, as its thread has it: the main thread, or one of its own where the run is in the background.
+    """The loop of one run. It runs on the main thread, or on its own thread for a background run.
 
-    `clock` gives the seconds since the run began, `serve` answers one question of a connection, `new_id` names a request.
+    `clock` gives the seconds since the start of the run, `serve` answers one question of a connection, `new_id` makes
+    the ID of a request.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  # all that it works with
@@ -108,21 +110,21 @@ class RunLoop:
         if companion is not None:
             companion.join(queue.wake)
         self._next_shown_s = 0.0
-        # What follows is of `follow`.
+        # The following attributes are for `follow`.
         self._table: NodeTable | None = None
         self._executor: Executor | None = None
         self._memory = RunMemory()
-        # By rank: the line that it waits for, and the link over which it was sent.
+        # By rank: the line of input that it waits for, and the link over which it was sent.
         self._typed: dict[int, tuple[TypedLine, Link | None]] = {}
 
     # ---- every stage
 
     def note(self, *what: Launched, node_rank: int = 0) -> None:
-        """Fold what happened to the run as a whole, or to one node."""
+        """Fold events about the whole run, or about one node."""
         self.note_all((one, node_rank) for one in what)
 
     def note_all(self, pairs: Iterable[tuple[Launched, int]]) -> None:
-        """Fold what happened to nodes, each with its rank. To fold one thing costs as much as to fold many."""
+        """Fold events about nodes, each with its node rank. Folding many costs as much as folding one."""
         events = [
             Event(node_rank=node_rank, at_s=self._clock(), what=one)
             for one, node_rank in pairs
@@ -130,12 +132,12 @@ class RunLoop:
         self._fold(events)
 
     def step(self, timeout_s: float = BEAT_S, *, asks: bool = True) -> list[Event]:
-        """Answer a question if this `asks`, wait for events at most `timeout_s`, and fold them; return the events."""
+        """Answer a question if `asks`, wait at most `timeout_s` for events, and fold them; return the events."""
         if asks:
-            # Before events are taken: an interrupt in the middle of it must lose none.
+            # Before events are taken: an interrupt in between must lose none.
             self._interrupts.ask(self._serve)
         events = self.queue.batch(timeout_s)
-        if not self.state.is_over:  # time stands still when a run is over
+        if not self.state.is_over:  # the clock stops when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
         self._fold(events)
         return events
@@ -153,7 +155,7 @@ class RunLoop:
             self._screen.show(self.state)
 
     def finish(self) -> None:
-        """Show the last state of a run that is over, for good."""
+        """Show the last state of a finished run, for good."""
         if self.state.is_over:
             self._screen.finish(self.state)
 
@@ -162,9 +164,9 @@ class RunLoop:
     def wait_for(
         self, futures: Sequence[Future[Any]], limit_s: float = math.inf
     ) -> None:
-        """Return when all futures are done, or after `limit_s`. Raises KeyboardInterrupt, if there is one.
+        """Return when all futures are done, or after `limit_s`. Raises KeyboardInterrupt for an interrupt.
 
-        What the futures raise is for the caller to look at.
+        The caller looks at the futures' errors.
         """
         done: list[None] = []
         queue = self.queue
@@ -173,12 +175,12 @@ class RunLoop:
             done.append(None)
             queue.wake()
 
-        # A future keeps its callbacks for good. So they refer neither to futures nor to this loop: each would keep the
-        # other, and all that is known of the run, alive.
+        # A future never drops its callbacks. So they refer neither to futures nor to this loop: that reference cycle
+        # would keep everything about the run alive.
         for future in futures:
             # After callbacks that queue an event, so that none is left for later.
             future.add_done_callback(wake)
-        timeout_s = 0.0  # the first look is at once
+        timeout_s = 0.0  # the first check is immediate
         end_s = self._clock() + limit_s
         while True:
             is_done = len(done) == len(futures)
@@ -198,7 +200,7 @@ class RunLoop:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Show how it ended where the block ends with an error. Raises `Cancelled` for an interrupt."""
+        """If the block ends with an error, show it as the run's end. An interrupt raises `Cancelled`."""
         try:
             yield
         except KeyboardInterrupt as interrupt:
@@ -224,20 +226,20 @@ class RunLoop:
         self, table: NodeTable, executor: Executor, links: Mapping[int, Link], limits: Limits,
         *, detach: bool = False,
     ) -> None:  # fmt: skip
-        """Follow all nodes until each is gone or lost. What the user asks for on the screen is done meanwhile.
+        """Follow all nodes until each is gone or lost, and carry out the user's requests from the screen.
 
-        `links` are by node rank; nodes without one are connected to. `detach`: let the job go on alone as soon as it
-        runs, and return then. An interrupt does the same to a job that is detached already.
+        `links` are by node rank; nodes without a link are connected to. `detach`: detach the job as soon as it runs,
+        and return then. An interrupt does the same to a detached job.
         """
         self._table = table
         self._executor = executor
         self._memory = replace(self._memory, wants_detach=detach)
         try:
-            # An interrupt that is raised in the middle would lose an event.
+            # An interrupt raised in between would lose an event.
             with ExitStack() as heap, interrupts.sent_to(self._interrupts):
                 now_s = self._clock()
                 freeze_at_s = math.inf
-                # Beside a run in the background the notebook works on, and what it lets go of has to be found.
+                # The notebook works on during a background run, and the objects that it frees must be collected.
                 if threading.current_thread() is threading.main_thread():
                     freeze_at_s = now_s + SHORT_S
                 self._perform(table.follow(links, now_s))
@@ -247,12 +249,12 @@ class RunLoop:
                     if self._clock() > freeze_at_s:
                         freeze_at_s = math.inf
                         heap.enter_context(heap_left_alone())
-                    # Raised all the same, of a thread that has no signals, say.
+                    # Raised anyway, for example by a thread that has no signals.
                     try:
                         self._beat(limits)
                     except KeyboardInterrupt:
                         self._interrupts()
-        except BaseException:  # a bug, of a screen say: the ranks must not go on until their lease runs out
+        except BaseException:  # a bug, for example in a screen: the ranks must not run on until their lease expires
             self._abandon()
             raise
 
@@ -269,10 +271,10 @@ class RunLoop:
                 )
             )
         asked: list[UserRequest] = []
-        # The user may be asked for a line here, and interrupt that.
+        # The user may be asked for a line of input here, and interrupt that.
         self._interrupts.ask(lambda _: asked.extend(self._screen.requests()))
         for request in asked:
-            # Do what the user asks for. Stop ends a detached job too, and a second one ends it at once.
+            # Carry out the user's requests. Stop also ends a detached job, and a second one ends it at once.
             if request == "stop":
                 self._carry_out(
                     decide.after_stop_click(self.state, self._memory, self._clock())
@@ -321,14 +323,14 @@ class RunLoop:
             elif isinstance(decision, Leave):
                 self.note(Warned(text=decision.why))
             else:
-                # Have the lead let the job live without this notebook; its event says when that is so.
+                # Ask the lead to detach the job; its event confirms that.
                 assert self._table is not None
                 lead = self._table.rows[0].link
                 if lead is not None:
                     self._perform([Send(links=(lead,), message=protocol.DetachJob())])
 
     def _hand_on_lines(self) -> None:
-        """Send each line to the node of its rank; once more over a new link, as long as the rank waits for it."""
+        """Send each line of input to the node of its rank; repeat it over a new link while the rank waits for it."""
         assert self._table is not None
         for rank, (line, sent_over) in list(self._typed.items()):
             paused = self.state.paused.get(rank)
@@ -370,9 +372,9 @@ class RunLoop:
         self._executor.keep_lease_over(self._table.links)
 
     def _abandon(self) -> None:
-        """Stop everything at once, and show how far it came; nothing in here may hide what was wrong.
+        """Stop everything at once, and show the last state. Nothing in this function may hide the original error.
 
-        A detached job needs no notebook, and goes on.
+        A detached job needs no notebook, and runs on.
         """
         assert self._table is not None
         if self.state.detached_by:
@@ -380,7 +382,7 @@ class RunLoop:
         self._send_stop(decide.answering(self.state), 0.0, "abandoned")
         end_s = self._clock() + ABANDON_S
         while not self.state.is_over and self._clock() < end_s:
-            # What was wrong is not to wait for an answer of the user.
+            # The error must not wait for the user's answer.
             for event in self.step(asks=False):
                 self._perform(self._table.receive(event))
         with suppress(Exception):

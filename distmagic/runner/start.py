@@ -1,6 +1,6 @@
-"""The start of a job: its hosts are sent what they lack, then every node is started, or none stays.
+"""Starts a job: sends its hosts the missing files, and then starts every node, or none.
 
-Where a start comes about on some hosts only, it is rolled back before the error is raised: what had started is stopped.
+If only some hosts start, they are stopped again before the error is raised.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from distmagic.runner.delivery import Delivery
 from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Sending, Starting, Warned
 
-# For hosts to tell that they have started, and again that they have ended.
+# Time for hosts to confirm their start, and to confirm their end.
 _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The part of a launch in which hosts are sent what they lack, and their agents start. `links` are by node rank."""
+    """The part of a launch that sends missing files to hosts and starts their agents. `links` are by node rank."""
 
     loop: RunLoop
     connections: Connections
@@ -52,12 +52,12 @@ class Start:
     links: tuple[Link, ...]
 
     def run(self) -> protocol.StartNode:
-        """Return the message that started the lead.
+        """Start all nodes, and return the message that started the lead.
 
-        If the job can't begin, no node of it is left running. Raises `Cancelled` for an interrupt.
+        If the job can't start, no node of it is left running. Raises `Cancelled` for an interrupt.
         """
         pool = threads_for(len(self.links), "start")
-        # Nodes that have started have a lease, and a slow host may take longer than that to start.
+        # Nodes that have started have a lease, and a slow host may take longer than the lease to start.
         lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
 
         def start_node(link: Link, request: protocol.StartNode) -> None:
@@ -68,7 +68,7 @@ class Start:
         try:
             self.loop.result(pool.submit(self._deliver))
             plan = self.loop.result(pool.submit(self._at_free_port))
-            secret = secrets.token_hex(32)  # of the gang channel
+            secret = secrets.token_hex(32)  # for heartbeats
             warm = [link.warm for link in self.links]
             requests = start_messages(plan, self.payload, secret, warm)
             self.loop.note_all((Starting(), node) for node in range(len(requests)))
@@ -99,17 +99,17 @@ class Start:
             self.loop.note(Warned(text=f"{', '.join(names)}: {notice}"))
 
     def _at_free_port(self) -> Plan:
-        """Return the plan with a port that is free now: minutes may have gone by since it was made."""
+        """Return the plan with a port that is free now: minutes may have passed since it was made."""
         if not self.plan.chose_port:
             return self.plan
         try:
             port = free_port(self.links[0], self.plan.nodes[0].address)
-        except PreflightError:  # a port of this address can't be tried there: the one from before is as good as any
+        except PreflightError:  # the host can't test ports at this address: the previous port is as good as any
             return self.plan
         return at_port(self.plan, port)
 
     def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
-        """Close a link. One whose host has refused to start has nothing more to say, and may rest."""
+        """Close a link. If its host has refused to start, keep it idle instead: no answer is pending on it."""
         link = self.links[node_rank]
         if node_rank < len(started):
             start = started[node_rank]
@@ -137,9 +137,9 @@ class Start:
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
-    """Stop the nodes that did start, and wait until they are gone; return the hosts that did not confirm it.
+    """Stop the nodes that did start, and wait until they have ended; return the hosts that did not confirm it.
 
-    No interrupt ends this, but its limits do.
+    No interrupt ends this; its time limits do.
     """
     with interrupts.sent_to(_hold):
         tried = []
@@ -151,12 +151,12 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
         for link, future in tried:
             if future.done() and future.exception() is None:
                 running.append(link)
-        # Threads of its own: those of the starts may hang yet.
+        # On new threads: those of the starts may still hang.
         stops = begin_all("rollback", _stop_and_wait, running)
         wait(stops, _PATIENCE_S)
     unsure = []
     for link, future in tried:
-        # After these errors an agent may run there all the same.
+        # After these errors an agent may still run on the host.
         if not future.done() or isinstance(
             future.exception(), ConnectionLost | Unreachable
         ):
@@ -186,17 +186,17 @@ def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
 
 
 def _stop_and_wait(link: Link) -> bool:
-    """Return whether nothing of the run is left there."""
+    """Stop the node of a link; return whether nothing of the run is left on it."""
     try:
         link.send(protocol.StopNode(grace_s=0.0, reason="another host could not start"))
         for _, what in link.events():
-            # The agent itself may have to wait for the other nodes yet.
+            # The agent itself may have to wait for the other nodes.
             if isinstance(what, protocol.Final):
                 return not what.survivors
     except DistmagicError:
-        pass  # the first error is the one to raise; this node's lease ends what is left
+        pass  # the first error is the one to raise; this node's lease ends the rest
     return False
 
 
 def _hold(*_: object) -> None:
-    """Ignore an interrupt: the start is being rolled back already."""
+    """Ignore an interrupt: the start is already being rolled back."""

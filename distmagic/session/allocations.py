@@ -1,6 +1,4 @@
-"""The hosts that one kernel has from schedulers: requested once, used by every cell with the same request, and
-released.
-"""
+"""A kernel's hosts from schedulers: requested once, shared by cells with the same request, and released."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Collects what `%distributed doctor` shows: asks all hosts at once. It changes nothing on them, and leaves nothing
-behind.
+"""Collects what `%distributed doctor` shows: asks all hosts at once.
+
+It changes nothing on them, and leaves nothing behind.
 """
 
 from __future__ import annotations

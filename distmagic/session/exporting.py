@@ -68,8 +68,9 @@ def _of_cell(
 
 
 def export_program(program: Program, request: Request, hosts: Sequence[Host]) -> str:
-    """Write the folder for a script, or a module, and return a message for the user. Raises the errors of
-    `pack_program`.
+    """Write the folder for a script, or a module, and return a message for the user.
+
+    Raises the errors of `pack_program`.
     """
     current = Path.cwd().resolve()
     limit_bytes, sync = request.payload_limit_bytes, request.spec.sync

@@ -106,8 +106,9 @@ class Place:
         self, payload: Payload, screen: Screen, variable: str = "run", job: str = "",
         companion: Companion | None = None,
     ) -> Run | Detached:  # fmt: skip
-        """Run a job at this place to its end, as `Session.launch`, and fetch its files. A run that does not start
-        leaves nothing.
+        """Run a job at this place to its end, as `Session.launch`, and fetch its files.
+
+        A run that does not start leaves nothing.
         """
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)

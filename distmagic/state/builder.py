@@ -197,8 +197,9 @@ class RunStateBuilder:
         self.end_all_on(node, "lost")
 
     def find_again(self, node: int) -> None:
-        """Undo the loss of a node and its ranks. If the node has ended meanwhile, its ranks count as stopped by its
-        agent.
+        """Undo the loss of a node and its ranks.
+
+        If the node has ended meanwhile, its ranks count as stopped by its agent.
         """
         if not self.has_lost(node):
             return

@@ -188,9 +188,7 @@ def after_interrupt(
 
 
 def after_stop_click(state: RunState, memory: RunMemory, now_s: float) -> Decided:
-    """Return the decisions after a click on Stop: stop politely, even a detached job, or at once if it is already
-    stopping.
-    """
+    """Return the decisions after a click on Stop: stop politely, even if detached, or at once if already stopping."""
     return _stopped(state, memory, now_s, "interrupted")
 
 
@@ -419,9 +417,7 @@ def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
 
 
 def can_detach(state: RunState) -> bool:
-    """Whether every rank has started and the nodes exchange heartbeats, so that no node is left alone without a
-    notebook.
-    """
+    """Whether every rank has started and the nodes exchange heartbeats, so that the job can run unattended."""
     lost = state.lost_nodes
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)

@@ -52,8 +52,9 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The run waits for devices of a host: `what` names the devices and the job that has them. "": the run has them
-    now.
+    """The run waits for devices of a host: `what` names the devices and the job that has them.
+
+    "": the run has them now.
     """
 
     what: str

@@ -1,4 +1,5 @@
 """Whether a run hangs, and where its ranks are: ranks with equal stacks form a group, the unusual groups come first.
+
 Pure.
 """
 
@@ -217,9 +218,7 @@ def has_shown_progress(worker: WorkerState) -> bool:
 
 
 def is_of_a_wait(text: str) -> bool:
-    """Whether a text contains only c10d's output while it can't reach another rank: every 30 s a warning and a C++
-    stack.
-    """
+    """Whether a text has only c10d's output while a rank is unreachable: every 30 s a warning and a C++ stack."""
     return all(map(_C10D_LINE.match, text.splitlines()))
 
 

@@ -73,9 +73,7 @@ class NodeState:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the other nodes receive its heartbeats, as far as known: it runs, even if the notebook's connection
-        is broken.
-        """
+        """Whether the other nodes receive its heartbeats, as far as known: it runs, even if the notebook lost it."""
         return self.gang == "joined" and not self.is_agent_gone
 
     @property
@@ -85,9 +83,7 @@ class NodeState:
 
     @property
     def was_met(self) -> bool:
-        """Whether this notebook has, or has had, a connection to the node's agent; False for a node that was never
-        started.
-        """
+        """Whether this notebook has, or has had, a connection to its agent; False if the node was never started."""
         return bool(self.hostname or self.broken)
 
 

@@ -177,9 +177,7 @@ def timeout_inquiry(
 def is_worth_asking(
     state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
 ) -> bool:
-    """Whether to ask all ranks for stacks before a stop: the run has stood still for `still_s`, and they were not asked
-    yet.
-    """
+    """Whether to ask all ranks for stacks before a stop: all stood still for `still_s`, and were not asked yet."""
     if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s

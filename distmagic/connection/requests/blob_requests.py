@@ -1,4 +1,4 @@
-"""What a host is asked about files of a payload: to take those that it lacks, to send one that it has."""
+"""Requests to a host about files of a payload: receive those that it lacks, or send one that it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def deliver(
     blobs: tuple[LocalBlob, ...],
     tell: Callable[[int, int], object] = lambda *_: None,
 ) -> int:
-    """Bring the host what it lacks; return the bytes sent. `tell` is called with (bytes sent so far, bytes in all)."""
+    """Send the host the files that it lacks; return the bytes sent. `tell` is called with (bytes so far, total)."""
     link.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
     wanted = link.answer(protocol.MissingBlobs).sha256
     sending = [local for local in blobs if local.blob.sha256 in wanted]
@@ -33,7 +33,7 @@ def deliver(
 
 
 def fetch_blob(link: Link, blob: Blob, write: Callable[[bytes], object]) -> None:
-    """Hand a blob that the host has to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
+    """Pass a blob of the host to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
     link.send(protocol.GetBlob(sha256=blob.sha256))
     size = link.answer(protocol.Data).size_bytes
     if size != blob.size_bytes:

@@ -1,4 +1,4 @@
-"""What one host is asked about files of the user: which there are, the bytes of one, to take one."""
+"""Requests to one host about files of the user: list them, read one, write one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from distmagic.remote.wire.protocol import Folder, FoundFile
 
 T = TypeVar("T")
 
-_SHOWN_CHARS = 200  # of a path that is refused
+_SHOWN_CHARS = 200  # characters of a rejected path that are shown
 
 
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
-    """Return the files below a folder that fit a pattern, in the order of their paths.
+    """Return the files below a folder that match a pattern, ordered by path.
 
-    Raises `PreflightError` for too many, and `ProtocolError` for a path that leads out of the folder, or does not fit: the
-    host must not choose what is written on this machine. A path is as the file is named there, else
-    it could not be asked for: with any character but a NUL, so that `repr` or `sanitize` has to show it.
+    Raises `PreflightError` for too many files, and `ProtocolError` for a path outside of the folder or the pattern: the
+    host must not choose which files are written on this machine. A path is exactly as on the host, with any character
+    except NUL, so display it with `repr` or `sanitize`.
     """
     found: list[FoundFile] = []
     with link.bounded(BOOT_TIMEOUT_S):
@@ -47,9 +47,9 @@ def read_file(
     begin: Callable[[protocol.FileBegins], object],
     write: Callable[[bytes], object],
 ) -> bool:
-    """Hand a file to `write`, after `begin` has got its length and where it begins.
+    """Pass a file to `write`, after calling `begin` with its length and start.
 
-    Return whether what was sent has been changed on the host meanwhile. Raises `PreflightError` if it isn't there.
+    Return whether the file changed on the host during the transfer. Raises `PreflightError` if it isn't there.
     """
     link.send(request)
     begins = link.answer(protocol.FileBegins)
@@ -76,9 +76,9 @@ def write_file(
     begin: Callable[[int], object],
     add: Callable[[int], object],
 ) -> None:
-    """Send a file. `begin` gets the bytes that the host has already, `add` those that were sent.
+    """Send a file. `begin` gets the number of bytes that the host already has, `add` the number of sent bytes.
 
-    Raises `PreflightError` if the host refuses it, and `PayloadError` if it has become shorter.
+    Raises `PreflightError` if the host refuses it, and `PayloadError` if the file has become shorter.
     """
     link.send(request)
     offset = link.answer(protocol.FileBegins).offset
@@ -94,7 +94,7 @@ def write_file(
 
 
 class Reopening:
-    """A link that is opened when it is needed, and anew where the connection broke. It ends with the block of a `with`."""
+    """A link that is opened on demand, and again if the connection breaks. A `with` block closes it at its end."""
 
     def __init__(self, open_link: Callable[[], Link]) -> None:
         self._open_link = open_link
@@ -107,7 +107,7 @@ class Reopening:
         return self._link
 
     def close(self) -> None:
-        """Hang up: the next `link` is a new one."""
+        """Close the link: `link` then opens a new one."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -117,13 +117,13 @@ class Reopening:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._link is not None:
-            self._link.finish()  # it ends by itself
+            self._link.finish()  # its process ends by itself
         self.close()
 
     def call(self, transfer: Callable[[Link], T], done_bytes: Callable[[], int]) -> T:
-        """Return what `transfer` returns; where the connection breaks, it goes on over a new one.
+        """Return the result of `transfer`; if the connection breaks, call it again over a new one.
 
-        Raises `ConnectionLost` when one breaks before any byte of a file has come or gone over it.
+        Raises `ConnectionLost` if a connection breaks before it has transferred any byte of a file.
         """
         most = -1
         while True:

@@ -1,4 +1,4 @@
-"""What a host is asked about itself, and about what it keeps: jobs, blobs, working directories."""
+"""Requests to a host about itself and about what it stores: jobs, blobs, working directories."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_JOBS
 
 _LISTING_S = (
-    600.0  # for all of it; a slow file server takes half a minute for a thousand jobs
+    # Time limit for all of it; a slow file server takes half a minute for a thousand jobs.
+    600.0
 )
 
 
 def route_to(link: Link, peer: str) -> protocol.Route:
-    """Return the address, and its interface, from which this host dials `peer`; "": its address towards this notebook."""
+    """Return the address and interface of this host on its route to `peer`; "" means its route to this notebook."""
     return link.query(protocol.GetRoute(peer=peer), protocol.Route)
 
 
 def examine(
     link: Link, request: protocol.Examine
 ) -> tuple[protocol.Examined, tuple[float, float]]:
-    """Return what can be wrong with this host, and the least and the most seconds that its clock can be ahead of ours.
+    """Return the host's answers for the doctor, and the min and max seconds by which its clock is ahead of this
+    machine's.
 
-    Of our clock only the steady one counts, so that these are comparable among hosts alone.
+    The comparison uses this machine's monotonic clock, so these values can only be compared between hosts.
     """
     asked = time.monotonic()
     found = link.query(request, protocol.Examined)
@@ -32,31 +34,31 @@ def examine(
 
 
 def knock(link: Link, doors: tuple[protocol.HostDoor, ...]) -> tuple[str, ...]:
-    """Return which of these doors of other hosts the host can dial; see `distmagic.remote.checkup.doors`.
+    """Return the ports in `doors` of other hosts to which this host can connect; see `distmagic.remote.checkup.doors`.
 
-    Without any the host closes its own doors.
+    An empty `doors` makes the host close its own ports.
     """
     return link.query(protocol.Knock(doors=doors), protocol.Knocked).answers
 
 
 def free_port(link: Link, address: str) -> int:
-    """Return a port of this host's own `address` that is free now. Raises `PreflightError` where it has no such address."""
+    """Return a free port at this host's own `address`. Raises `PreflightError` if it has no such address."""
     return link.query(protocol.GetFreePort(address=address), protocol.FreePort).port
 
 
 def claim_devices(
     link: Link, job: str, devices: tuple[str, ...]
 ) -> tuple[protocol.DeviceClaim, ...]:
-    """Get all these devices of the host for a job, or none; return the claims of jobs that have some of them.
+    """Reserve all these devices of the host for a job, or none; return the claims of jobs that have some of them.
 
-    None: this job has them now. No devices: give all back.
+    An empty result means that the job has them now. Empty `devices` releases all.
     """
     request = protocol.ClaimDevices(job=job, devices=devices)
     return link.query(request, protocol.DevicesClaimed).others
 
 
 def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
-    """Return what the host has of jobs, or of one `job`; the oldest first, and of very many only these."""
+    """Return the host's jobs, or one `job`, oldest first; very long lists are cut."""
     found: list[protocol.JobListing] = []
     with link.bounded(_LISTING_S, "had no end of its list of jobs"):
         link.send(protocol.ListJobs(job=job))
@@ -69,25 +71,25 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
 
 
 def remove_job(link: Link, job: str, owner: str = "") -> int:
-    """Remove what a job that has ended left on the host; return the bytes. Raises `PreflightError` if it runs.
+    """Remove the files of a finished job on the host; return the bytes. Raises `PreflightError` if it still runs.
 
-    With an `owner` the host removes nothing of a job that it knows to be another one's.
+    With an `owner`, the host removes nothing of a job that its records assign to another owner.
     """
     request = protocol.RemoveJob(job=job, owner=owner)
     return link.query(request, protocol.Removed).size_bytes
 
 
 def prune_blobs(link: Link, *, removes: bool, owner: str = "") -> int:
-    """Return how many bytes of blobs and more the host keeps that nobody uses; with `removes` it has removed them.
+    """Return the bytes of unused blobs and other generated files on the host; with `removes`, remove them.
 
-    With an `owner` without what others have made.
+    With an `owner`, files of other owners are left out.
     """
     request = protocol.PruneBlobs(removes=removes, owner=owner)
     return link.query(request, protocol.Removed).size_bytes
 
 
 def list_work_dirs(link: Link) -> tuple[protocol.KeptWorkDir, ...]:
-    """Return the working directories that the host keeps."""
+    """Return the working directories on the host."""
     return link.query(protocol.ListWorkDirs(), protocol.WorkDirs).dirs
 
 

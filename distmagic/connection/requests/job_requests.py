@@ -1,4 +1,4 @@
-"""What hosts are asked about one job: its end, logs, files, stacks, small results, the lead's start message, a new node."""
+"""Requests to hosts about one job: end it, read logs, files, stacks, small results and start message, add a node."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from distmagic.state.hangs import Explanation, explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
-# Beyond the grace: an agent takes 10 s at the longest; the rest is for the job's events, which all come first.
+# In addition to the grace time: an agent takes at most 10 s; the rest is for the job's events, which come first.
 STOP_TIMEOUT_S = 60.0
-LOG_LIMIT_BYTES = 1 << 30  # a longer log is no text to have in memory
+LOG_LIMIT_BYTES = 1 << 30  # limit, because the whole text is held in memory
 _STREAMS = ("stdout", "stderr")
-_EVENTS_BYTES = (
-    16 << 20
-)  # of a node's journal, which says in which order streams were read
-# Results of one rank, and of one node, that come at once.
+# Size limit of a node's journal, which records the order in which streams were read.
+_EVENTS_BYTES = 16 << 20
+# Size limits for results of one rank, and of one node, that are sent at once.
 _SMALL_BYTES, _SMALL_TOGETHER_BYTES = (
     1 << 20,
     64 << 20,
 )
-_MAX_RANKS = 4096  # of one node, whose stacks are taken
+_MAX_RANKS = 4096  # limit of ranks of one node whose stacks are read
 
 
 def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
-    """End a job on this node, which runs; returns when nothing of it is left.
+    """Stop a job on this node, and return when nothing of it is left.
 
-    Raises `Unreachable` where that takes `STOP_TIMEOUT_S` longer than the grace, and what `Link.events` raises.
+    Raises `Unreachable` if that takes `STOP_TIMEOUT_S` longer than the grace time, and the errors of `Link.events`.
     """
     with link.bounded(grace_s + STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
         link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
@@ -47,7 +46,7 @@ def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
 
 
 def sweep(link: Link, job: str, node_rank: int | None = None) -> protocol.Final:
-    """End what is left there of this node, and what dead agents of this job left; return what could not be ended."""
+    """End all processes of this node on its host, and of dead agents of this job; return those that survived."""
     request = protocol.SweepJob(job=job, node_rank=node_rank)
     return link.query(request, protocol.Final)
 
@@ -59,10 +58,10 @@ def fetch(
     *,
     limit_bytes: int,
 ) -> protocol.Data:
-    """Hand a file of a job to `write`, piece by piece; return how long it is.
+    """Pass a file of a job to `write`, piece by piece; return its length.
 
-    Raises `PreflightError` if it isn't there, and `ProtocolError`, having taken nothing, if it is larger than
-    `limit_bytes`; the conversation is at its end then.
+    Raises `PreflightError` if it isn't there, and `ProtocolError` without reading it if it is larger than
+    `limit_bytes`; the conversation can't continue then.
     """
     link.send(request)
     data = link.answer(protocol.Data)
@@ -85,7 +84,7 @@ def fetch(
 def read(
     link: Link, job: str, node_rank: int, name: str, limit_bytes: int
 ) -> tuple[bytes, protocol.Data]:
-    """Return the newest bytes of a file of a job, and what the host says of them. Raises as `fetch`."""
+    """Return the newest bytes of a file of a job, and the host's data about them. Raises as `fetch`."""
     data = bytearray()
     request = protocol.GetFile(
         job=job, node_rank=node_rank, name=name, most_bytes=limit_bytes
@@ -95,7 +94,7 @@ def read(
 
 
 def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
-    """Whether a rank has run on this node. None of what it wrote is sent."""
+    """Whether a rank has run on this node. None of its output is sent."""
     for stream in _STREAMS:
         with contextlib.suppress(PreflightError):
             read(link, job, node_rank, journal.log_name(rank, stream), 0)
@@ -112,11 +111,11 @@ def newest_logs(
     *,
     by_time: bool = False,
 ) -> str:
-    """Return what a rank has written on this node, of each stream the newest `most_bytes` at most.
+    """Return the newest output of a rank on this node, at most `most_bytes` of each stream.
 
-    stdout comes before stderr, or with `by_time` their lines come as the host has read them.
+    stdout comes before stderr, or with `by_time` lines are in the order in which the host read them.
 
-    Where lines are left out, one says how much that is and where all of it is. No more is sent.
+    A line of text replaces left-out lines: it names their size, and where the whole output is. Nothing more is sent.
     """
     notes = {}
     skipped = {}
@@ -128,7 +127,7 @@ def newest_logs(
         except PreflightError:
             continue
         if sent.skipped_bytes > 0:
-            cut = newest.find(b"\n", 0, -1) + 1  # the line that was cut
+            cut = newest.find(b"\n", 0, -1) + 1  # the incomplete first line
             newest = newest[cut:]
             where = f"on {link.host.name} under ~/.distmagic/jobs/{job}"
             if sent.skipped_bytes + sent.size_bytes <= LOG_LIMIT_BYTES:
@@ -151,20 +150,20 @@ def newest_logs(
 
 
 def is_small(size_bytes: int | None) -> bool:
-    """Whether a rank has a result that comes back at once; a larger one waits on its host until it is looked at."""
+    """Whether a rank's result is sent at once; a larger one stays on its host until it is accessed."""
     return 0 < (size_bytes or 0) <= _SMALL_BYTES
 
 
 def small_results(
     link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
 ) -> dict[int, bytes]:
-    """Return small results of ranks of a node, as they are; `sizes` by rank. Of very many only the first ones."""
+    """Return small results of a node's ranks as bytes; `sizes` by rank. If there are very many, only the first ones."""
     found: dict[int, bytes] = {}
     together = 0
     for rank, size in sizes.items():
         together += size
         if together > _SMALL_TOGETHER_BYTES:
-            break  # the others are fetched when they are looked at
+            break  # the others are fetched when they are accessed
         found[rank], _ = read(link, job, node_rank, f"rank{rank}.result", size)
     return found
 
@@ -172,9 +171,9 @@ def small_results(
 def stacks(
     link: Link, job: str, node_rank: int, request_id: str
 ) -> list[protocol.Stacks]:
-    """Return where each rank of a running job is on this node; `request_id` is of no other request.
+    """Return the stack of each rank of a running job on this node; `request_id` must be unique.
 
-    Of very many ranks only the first ones. Raises `ConnectionLost` and `Unreachable` when there is no answer.
+    With very many ranks, only the first ones. Raises `ConnectionLost` and `Unreachable` if no answer comes.
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
@@ -193,7 +192,10 @@ def stacks(
 
 
 def get_start(link: Link, job: str) -> protocol.StartNode:
-    """Return the message that started the first node of an elastic job; the link is to its host. Raises as `add_node`."""
+    """Return the message that started the first node of an elastic job; the link is to its host.
+
+    Raises as `add_node`.
+    """
     try:
         start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
     except _Refused as refused:
@@ -214,9 +216,9 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
 
 
 def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
-    """Have the first host of an elastic job count a host as one more node; return the hosts of all its nodes.
+    """Make the first host of an elastic job register a host as one more node; return the hosts of all its nodes.
 
-    Raises `UsageError` where the job does not take it in, `ConnectionLost` and `Unreachable` when there is no answer.
+    Raises `UsageError` if the job does not accept it, `ConnectionLost` and `Unreachable` if no answer comes.
     """
     try:
         request = protocol.AddNode(host=host, request_id=request_id)
@@ -226,7 +228,7 @@ def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...
 
 
 class _Refused(Exception):
-    """What the lead says in place of an answer."""
+    """The lead's refusal."""
 
 
 def _ask_lead(

@@ -1,4 +1,4 @@
-"""The two streams of a rank as one text, in the order in which its host has read them. Pure."""
+"""Merges stdout and stderr of a rank into one text, in the order in which its host read them. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def by_time_of(
 ) -> bytes:
     """Return the lines of a rank's streams in the order of the output events in a node's journal.
 
-    Each stream is the end of a log, of which `skipped` bytes come before it, and more where the host has removed some. What has no event, because the journal is too old or has not got it yet,
-    comes last.
+    Each stream is the end of a log, after `skipped` bytes, or more if the host has removed some. Lines without an
+    event, because the journal is too short or behind, come last.
     """
-    chunks = []  # (stream, where in its whole log it ends)
+    chunks = []  # (stream, position of its end in the whole log)
     for line in events.split(b"\n")[:-1]:
         if line.startswith(b'{"t":"output"'):
             _, event = protocol.decode(line)
             assert isinstance(event, protocol.Output)
             if event.rank == rank and event.stream in streams and event.size_bytes:
                 chunks.append((event.stream, event.offset + event.size_bytes))
-    ends = dict(chunks)  # the last one of each stream
+    ends = dict(chunks)  # the last position of each stream
     begins = {}
     for name, data in streams.items():
         begins[name] = max(skipped.get(name, 0), ends.get(name, 0) - len(data))

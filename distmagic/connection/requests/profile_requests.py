@@ -1,4 +1,4 @@
-"""A profile of the running ranks of a job: asked for on every host, brought here, and made one trace."""
+"""A profile of the running ranks of a job: requested from every host, fetched, and merged into one trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from distmagic.remote.wire import protocol
 WAIT_S = 120.0
 _LOOK_S = 0.2
 _MOST_STEPS = 100
-_TRACE_BYTES = 256 << 20  # compressed; and of what comes out of it eight times as much
+# Size limit of a compressed trace; uncompressed it may be eight times as large.
+_TRACE_BYTES = 256 << 20
 _FILE = re.compile(r"rank(\d{1,5})\.\d+\.[0-9a-f]+\.json\.gz")
 
 
@@ -37,8 +38,8 @@ def profile(
 ) -> Profile:
     """Profile so many steps of all ranks, and write one trace of them to the current directory.
 
-    `links` are conversations with the job's `hosts`, by node rank. Ranks go on training. Raises `UsageError`, and
-    `NoResult` where no rank makes that many steps of an optimizer in time.
+    `links` are conversations with the job's `hosts`, by node rank. Training continues. Raises `UsageError`, and
+    `NoResult` if no rank makes that many optimizer steps in time.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise UsageError(
@@ -86,7 +87,7 @@ def profile(
 def _of_node(
     link: Link, node_rank: int, *, job: str, name: str, steps: int, until_s: float
 ) -> tuple[dict[int, Any], int]:
-    """Return the traces of a node by rank, and how many ranks have left none."""
+    """Return the traces of a node by rank, and the number of ranks without one."""
     request = protocol.ProfileRanks(
         job=job, node_rank=node_rank, profile=name, steps=steps
     )

@@ -1,4 +1,4 @@
-"""One line on stderr that says how far a transfer is."""
+"""One line on stderr with the progress of a transfer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TELL_S = 0.5
 
 
 class ProgressLine:
-    """The line of one file: written while bytes come or go, and once more at the end."""
+    """The line of one file: updated during the transfer, and once more at the end."""
 
     def __init__(self, what: str, total_bytes: int) -> None:
         self._what = what
@@ -21,18 +21,18 @@ class ProgressLine:
         self._began_s = self._told_s = time.monotonic()
 
     def begin_at(self, size_bytes: int) -> None:
-        """Count from here: so much has come before."""
+        """Start: so many bytes were transferred before."""
         self._done_bytes = size_bytes
 
     def add(self, size_bytes: int) -> None:
-        """Count what has come, and write the line from time to time."""
+        """Count transferred bytes, and update the line from time to time."""
         self._done_bytes += size_bytes
         self._moved_bytes += size_bytes
         if time.monotonic() - self._told_s > _TELL_S:
             self._tell("\r")
 
     def end(self) -> None:
-        """Write how much has come in all."""
+        """Write the total."""
         self._tell("\n")
 
     def _tell(self, end: str) -> None:

@@ -1,7 +1,7 @@
-"""Files below a folder of a host: listed, fetched to this machine, and sent there.
+"""Files below a folder on a host: listed, downloaded and uploaded.
 
-A host names the files, and is not trusted with more: nothing that it says has a file written outside of the folder that
-the user has named, through a link, or beyond the room that this disk has.
+The host provides the names of files, which are not trusted: no name can make this machine write outside of the user's
+folder, through a symbolic link, or more than fits on the disk.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
-_BESIDE = ".of-last-run"  # at the end of a name, for what a host has of a file that stays here
-_AGAIN = 3  # for a file that a rank writes while it is fetched
+_BESIDE = ".of-last-run"  # suffix of the host's version of a file that was edited on this machine
+_AGAIN = 3  # attempts for a file that a rank writes during the transfer
 
 
 class RemoteFolder:
-    """A folder of a host; `open_link` opens a conversation with that host.
+    """A folder on a host; `open_link` opens a conversation with that host.
 
-    Files of this machine that were edited since `began`, as `is_edited` has it, are not replaced by a fetch.
+    A fetch does not replace files of this machine that were edited since `began` (see `is_edited`).
     """
 
     def __init__(
@@ -55,16 +55,18 @@ class RemoteFolder:
         self._began = began
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
-        """Return the files that fit a pattern, in the order of their paths. Raises what `find_files` raises."""
+        """Return the files that match a pattern, ordered by path. Raises the errors of `find_files`."""
         check_pattern(pattern, "pattern")
         with Reopening(self._open_link) as kept:
             return find_files(kept.link(), self._folder, pattern)
 
     def fetch(self, pattern: str, to: Path) -> list[Path]:
-        """Copy the files that fit a pattern to the folder `to`, each at its path below it; return where they are.
+        """Copy the files that match a pattern to the folder `to`, keeping their relative paths; return the paths of the
+        copies.
 
-        What an earlier call had of a file is not fetched again. What stays here as it is has the host's beside it. Raises `UsageError` if none fits, and `NoResult` for one
-        that can't be written here, or that ranks never leave alone.
+        Parts that an earlier call fetched are not fetched again. If a file was edited on this machine, the host's
+        version is written next to it. Raises `UsageError` if no file matches, and `NoResult` for a file that can't be
+        written here, or that keeps changing.
         """
         check_pattern(pattern, "pattern")
         with Reopening(self._open_link) as kept:
@@ -105,7 +107,7 @@ class RemoteFolder:
     def _fetch_once(
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> bool:
-        """Fetch a file; return whether it came whole, unchanged meanwhile."""
+        """Fetch a file; return whether it arrived whole and did not change meanwhile."""
         key = f"{kept.link().host.name} {self._folder} {file.path}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         line = ProgressLine(file.path, file.size_bytes)
@@ -120,7 +122,7 @@ class RemoteFolder:
                 part.unlink()
                 return False
             on_disk(out)
-            # A host may name any time.
+            # A host may send any time.
             with contextlib.suppress(OSError, ValueError, OverflowError):
                 os.utime(part, (file.changed_s, file.changed_s))
             part.replace(target)
@@ -130,7 +132,7 @@ class RemoteFolder:
     def _receive(
         self, link: Link, file: FoundFile, out: BinaryIO, line: ProgressLine
     ) -> bool:
-        """Append to `out` what it lacks of a file; return whether the file was changed meanwhile."""
+        """Append the missing part of a file to `out`; return whether the file changed meanwhile."""
         done = out.seek(0, os.SEEK_END)
 
         def begin(begins: protocol.FileBegins) -> None:
@@ -160,10 +162,10 @@ class RemoteFolder:
         return read_file(link, request, begin, write)
 
     def send(self, source: Path) -> list[str]:
-        """Copy a file of this machine into the folder, or a folder with all its files; return their paths there.
+        """Copy a file of this machine into the folder, or a folder with all its files; return their paths on the host.
 
-        Links are left out. What an earlier call has sent of a file is not sent again. Raises `UsageError` for what is no
-        file and no folder, and `PreflightError` where the host can't write it.
+        Symbolic links are left out. Parts that an earlier call sent are not sent again. Raises `UsageError` for a path
+        that is neither file nor folder, and `PreflightError` if the host can't write it.
         """
         files = files_at(source)
         with Reopening(self._open_link) as kept:
@@ -196,12 +198,12 @@ class RemoteFolder:
 
 
 def has_room(file: BinaryIO, size_bytes: int) -> bool:
-    """Whether the disk on which an open file lies has room for so many bytes more."""
+    """Whether the disk of an open file has room for so many more bytes."""
     return size_bytes <= shutil.disk_usage(file.fileno()).free
 
 
 def _place(to: Path, path: str) -> Path:
-    """Return where a file is to be written, having made its folders. Raises OSError where a link is on the way."""
+    """Return the local path of a file, and make its folders. Raises OSError if a symbolic link is on the way."""
     to.mkdir(parents=True, exist_ok=True)
     target = to
     *folders, name = path.split("/")
@@ -217,7 +219,7 @@ def _place(to: Path, path: str) -> Path:
 
 
 def _is_same(target: Path, file: FoundFile) -> bool:
-    """Whether a file has been fetched before, and has not been changed on its host since."""
+    """Whether a file has been fetched before, and has not changed on its host since."""
     try:
         found = target.lstat()
     except FileNotFoundError:
@@ -226,7 +228,7 @@ def _is_same(target: Path, file: FoundFile) -> bool:
 
 
 def local_file(path: Path) -> LocalBlob:
-    """Return a file of this machine, looked at. Raises `PayloadError`."""
+    """Return a file of this machine with its size. Raises `PayloadError`."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -240,7 +242,7 @@ def local_file(path: Path) -> LocalBlob:
 
 
 def files_at(source: Path) -> list[tuple[Path, str]]:
-    """Return the file at a path, or all files of a folder, each with its name below the folder that `source` is in."""
+    """Return the file at a path, or all files of a folder, each with its path relative to the parent of `source`."""
     if source.is_file():
         return [(source, source.name)]
     if not source.is_dir():

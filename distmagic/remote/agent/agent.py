@@ -1,4 +1,4 @@
-"""The loop of the agent, and every decision to stop. States and promises are described in the package's `__init__`."""
+"""The loop of the agent, and every decision to stop. The package's `__init__` describes states and promises."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 _TICK_S = 0.05
-_LOOK_S = 1.0  # between two looks whether the sockets are there
-_TOUCH_S = 30.0  # well within the time after which `places` takes a file for unused
+_LOOK_S = 1.0  # pause between two checks that the sockets exist
+_TOUCH_S = 30.0  # well within the time after which `places` treats a file as unused
 _LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
-# After the last word of a lost node: ranks that begin in this time are still to meet it. torchrun forms a round without it
-# after its `last_call_timeout` of 5 s at the earliest.
+# Time after the last datagram of a lost node: ranks that start in this time still try to meet it. torchrun forms a
+# round without it after its `last_call_timeout` of 5 s at the earliest.
 _NO_NEW_ROUND_S = 3.0
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a loss
-# After the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may ask the
-# ranks where they are, which takes up to 6 s.
+# Time after the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may
+# ask ranks for their stacks, which takes up to 6 s.
 _NOTEBOOK_FIRST_S = 7.0
-_GOODBYE_S = 2.0  # for peers to learn of the end by the gang channel, where the notebook stops them too
+_GOODBYE_S = 2.0  # time for peers to receive the end by heartbeats, if the notebook stops them too
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
 
 
 class Agent:
-    """One node's part of a job. `run` returns when no process of it is left but this one."""
+    """The agent of one node. `run` returns when no process of the job is left except this one."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Agent:
         devices: Sequence[int] = (),
     ) -> None:
         self.start = start
-        self.devices = devices  # what keeps other jobs from them, while it is open
+        self.devices = devices  # reserves the devices while it is open
         self.clock = clock
         self.folder = places.job_dir(start.job, start.node_rank)
         self.run_dir = places.run_dir(start.job, start.node_rank)
@@ -84,14 +84,15 @@ class Agent:
         self.engine_code: int | None = None  # torchrun's exit code, None while it runs
         self.reason: StopReason | Literal["done"] = "done"  # goes into `Final`
         self.cause: Cause | None = (
-            None  # why this node stops, once it does; sent to the peers
+            None  # why this node stops, if it does; sent to the peers
         )
         self.got_sigterm = False  # set by the signal handler, acted on by the loop
-        self.stopped_by_notebook = False  # which then stops the peers too: they need not learn it by the gang channel
+        self.stopped_by_notebook = False  # the notebook then stops the peers too, so they need no heartbeat about it
         self.final_at: float | None = None  # when `Final` was written
-        self.notices: set[str] = set()  # texts of errors that were journaled
-        self.formations = 0  # how often the lead has asked the nodes to form anew, as far as this node has done so
-        self.has_left_barrier = False  # torchrun was ended while it waited for a lost node's end; all went well here
+        self.notices: set[str] = set()  # texts of errors that are in the journal
+        self.formations = 0  # the number of restarts of all ranks that the lead has requested and this node has done
+        # torchrun was ended while it waited for a lost node; all ranks of this node had succeeded
+        self.has_left_barrier = False
         self.dialer: Dialer | None = None
         self.channel: GangChannel | None = None
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
@@ -99,18 +100,18 @@ class Agent:
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
         self.began = self.touch_at = self.ticked_at = clock()
         self.paused_s = (
-            0.0  # how long a rank of the job has waited for somebody to type
+            0.0  # how long a rank of the job has waited for the user's input
         )
         self.look_at = self.began + _LOOK_S
-        # Ranks get the user's own; files of the agent are for the user alone.
+        # Ranks get the user's own umask; the agent's files are for the user only.
         self.umask = os.umask(0o077)
         self.reader_table.listen(listener)
         self.rank_table.listen(str(self.run_dir / places.RANKS))
 
-    # ---- the beginning
+    # ---- start
 
     def begin(self) -> None:
-        """Journal `Hello`, join the gang channel, and start torchrun."""
+        """Journal `Hello`, start sending heartbeats, and start torchrun."""
         hello = protocol.Hello(
             protocol=protocol.PROTOCOL,
             job=self.start.job,
@@ -119,7 +120,7 @@ class Agent:
             pid=os.getpid(),
         )
         self.journal.add(hello)
-        # Without it this agent can't be spared where another node here is swept.
+        # Without it, a sweep of another node on this host could not spare this agent.
         with contextlib.suppress(OSError):
             processes.note(os.getpid(), self.run_dir / places.PID)
         self._join_gang()
@@ -127,15 +128,15 @@ class Agent:
             self.start, dict(os.environ), self.folder, self.run_dir
         )
         customizes = customizing_file(env)
-        # Of an agent that was forked, `warm` is None.
+        # For a forked agent, `warm` is None.
         if self.start.warm is not None and customizes:
             text = f"no warm process: {customizes} is on PYTHONPATH, and runs at the start of every process"
             self.journal.add(protocol.Notice(text=text))
         self.engine_pid, out, err = engine_start.start_engine(
             self.start.torchrun, self.start.cwd, env, self.umask
         )
-        # Only now: torchrun and its ranks have inherited the user's own limit. This process has up to eight descriptors for each
-        # rank, and log-ins get 1,024.
+        # Only now: torchrun and its ranks have inherited the user's own limit. This process needs up to eight
+        # descriptors for each rank, and the usual limit is 1,024.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -164,7 +165,7 @@ class Agent:
             )
             self.channel.watch(self.selector)
         except OSError as error:
-            # The job can do without: each node then depends on its own lease.
+            # The job can run without heartbeats: each node then depends on its own lease.
             text = f"no channel to the other hosts at {membership.address}: {error}"
             self.journal.add(protocol.Notice(text=text))
 
@@ -176,18 +177,18 @@ class Agent:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until the job is over on this node and no peer or reader waits for anything."""
+        """Run until the job has ended on this node and no peer or reader waits for anything."""
         while not self.may_go():
             self.turn(_TICK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Handle the descriptors that are readable, after waiting for one at most `timeout_s`, and all that is due."""
+        """Wait at most `timeout_s` for readable descriptors, handle them, and do everything that is due."""
         for key, _ in self.selector.select(timeout_s):
             try:
-                key.data()  # what the descriptor is registered for
-            except OSError as error:  # of the system: it must not end the job
+                key.data()  # calls the function with which the descriptor is registered
+            except OSError as error:  # an error of the system must not end the job
                 self._notice_once(f"the agent continues after a system error: {error}")
-                # The descriptor may be readable still: else the loop would take a whole core.
+                # The descriptor may remain readable: without a pause the loop would use a whole core.
                 time.sleep(_TICK_S)
         self._tick(self.clock())
 
@@ -213,7 +214,7 @@ class Agent:
         return self.reader_table.have_all
 
     def _tick(self, now: float) -> None:
-        """Do everything that is due, whether or not a descriptor became readable."""
+        """Do everything that is due, even if no descriptor became readable."""
         self._reap(now)
         self._let_pass(now)
         if self.dialer is not None:
@@ -241,8 +242,8 @@ class Agent:
             ):
                 self.termination.begin(now, 0.0)
         self.termination.step(now)
-        # A torchrun that has just ended is no descendant any more: `_reap` has to journal its end first, in the next
-        # turn. Where torchrun itself survives SIGKILL there is no such end.
+        # A torchrun that has just ended is no longer a descendant: `_reap` must journal its end first, in the next
+        # turn. If torchrun itself survives SIGKILL, it has no end.
         is_torchrun_over = self.engine_code is not None or self.termination.survivors
         if self.termination.is_done and is_torchrun_over and self.final_at is None:
             self._finish(now)
@@ -252,16 +253,16 @@ class Agent:
         self.reader_table.send(now, self.final_at)
 
     def _let_pass(self, now: float) -> None:
-        """Count the time in which a rank of the job waits for somebody to type."""
+        """Add up the time in which a rank of the job waits for the user's input."""
         is_elsewhere = self.channel is not None and self.channel.gang.has_paused_node
         if self.rank_table.has_paused or is_elsewhere:
             self.paused_s += now - self.ticked_at
         self.ticked_at = now
 
     def _touch(self) -> None:
-        """Make the files that this job needs look used: no contact expires them, and no cleaner of /tmp removes them.
+        """Update the timestamps of this job's files, so that neither a contact nor a cleaner of /tmp removes them.
 
-        Without its sockets an agent can't be reached, and a contact takes its job for dead.
+        Without its sockets an agent can't be reached, and a contact treats its job as dead.
         """
         blobs = (self.start.call, self.start.code, *self.start.side_files)
         in_run_dir = ("", places.READERS, places.RANKS, places.PID)
@@ -280,8 +281,8 @@ class Agent:
             )
 
     def _renew_run_dir(self) -> None:
-        """Make anew what a cleaner of /tmp has removed: else no notebook finds this agent, and no rank that starts again."""
-        # Somebody else has the name now, or the disk is full.
+        """Recreate files that a cleaner of /tmp removed: notebooks and restarted ranks need them to find this agent."""
+        # Another process has the name now, or the disk is full.
         with contextlib.suppress(OSError):
             if not self.run_dir.exists():
                 places.make_run_dir(self.start.job, self.start.node_rank)
@@ -294,14 +295,15 @@ class Agent:
                 processes.note(os.getpid(), self.run_dir / places.PID)
 
     def _stop_if_due(self, now: float) -> None:
-        """Begin the end for any of five causes. The first one counts, so their order matters within a turn."""
-        # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers are to blame this node, whatever else failed.
+        """Start the end for any of five causes. The first one counts, so their order matters within a turn."""
+        # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers must report this node as the cause,
+        # whatever else failed.
         if self.got_sigterm:
             cause = Cause("the agent was asked to end", self.start.node_rank)
             self.stop(now, cause)
-        # 2. Peers come before this node's own ranks: when a peer failed, ranks here fail a moment later because their
-        # connections break, and the user must learn the first failure. Polled in every turn, also while this node
-        # stops, because that is how peers learn of it.
+        # 2. Peers come before this node's own ranks: when a peer fails, ranks of this node fail a moment later because
+        # their connections break, and the user must see the first failure. Polled in every turn, even while this node
+        # stops, because that also informs the peers.
         if self.channel is not None:
             peers_cause = self.channel.poll(
                 now,
@@ -325,7 +327,8 @@ class Agent:
                 self.stop(now, peers_cause)
             self._form_anew_if_asked(now, self.channel.gang.formations)
             self._leave_exit_barrier(now, may_leave_others=self.channel.gang.may_leave)
-        # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. With restarts, it decides alone.
+        # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. If restarts are left, torchrun alone
+        # decides.
         failed_at = self.rank_table.failed_at
         may_restart = self.start.terms.max_restarts > 0
         if (
@@ -336,13 +339,13 @@ class Agent:
             self.stop(now, Cause("failed", self.start.node_rank))
         if may_restart and self._waits_in_vain(now):
             self.stop(now, Cause("failed", self.start.node_rank))
-        # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Where the gang has
-        # formed the lead has the lease, since the other agents need no connection to the notebook.
+        # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Once the agents
+        # exchange heartbeats, only the lead has the lease, because the other agents need no connection to the notebook.
         if self.start.lead or self.channel is None or not self.channel.gang.has_formed:
             self._look_at_lease(now)
 
     def _form_anew_if_asked(self, now: float, formations: int) -> None:
-        """Kill the ranks that would wait for a lost node for ever; torchrun then meets the others and starts new ones."""
+        """Kill the ranks that would wait forever for a lost node; torchrun then starts new ranks with the others."""
         assert self.start.membership is not None
         if formations > self.formations and not self.termination.has_begun:
             self.formations = formations
@@ -350,10 +353,10 @@ class Agent:
             self.rank_table.kill_older(last_heard + _NO_NEW_ROUND_S)
 
     def _leave_exit_barrier(self, now: float, *, may_leave_others: bool) -> None:
-        """End torchrun where all ranks here have returned, and it waits in vain for those of a lost node.
+        """End torchrun if all ranks of this node have returned, and it waits in vain for those of a lost node.
 
-        It would do so for 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py). The lead's torchrun
-        has the store of the rendezvous, so it stays until the other nodes have ended.
+        It would wait 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py). The lead's torchrun has
+        the store of the rendezvous, so it stays until the other nodes have ended.
         """
         has_lost_a_node = self.formations > 0
         if not has_lost_a_node or not self.rank_table.have_all_returned:
@@ -365,9 +368,10 @@ class Agent:
             self.termination.begin(now, _LEFTOVER_GRACE_S)
 
     def _waits_in_vain(self, now: float) -> bool:
-        """Whether this node must end because torchrun can't start its ranks again (see `RestartWait`).
+        """Whether this node must end because torchrun can't restart its ranks (see `RestartWait`).
 
-        Not in an elastic job: whenever its nodes change, ranks are asked to end, and those of a healthy node may return.
+        Never in an elastic job: whenever its nodes change, ranks are asked to end, so those of a healthy node may
+        return.
         """
         if self.channel is None or self.start.terms.is_elastic:
             return False
@@ -388,9 +392,9 @@ class Agent:
             self._detach("disconnected")
 
     def _detach(self, why: str = "") -> None:
-        """Let the job live without a notebook, and have this host list it so.
+        """Let the job run without a notebook, and list it as detached on this host.
 
-        `why` is journaled; there is none where the lead has decided it, whose journal says it already.
+        `why` is journaled; it is empty if the lead has decided it, because the lead's journal has it already.
         """
         if self.lease.detach():
             listing.mark_detached(self.folder)
@@ -398,7 +402,7 @@ class Agent:
                 self.journal.add(protocol.Detached(why=why))
 
     def _reap(self, now: float) -> None:
-        """Collect ended children. Where torchrun is among them, journal its end and begin that of all processes."""
+        """Collect ended children. If torchrun is among them, journal its end and start to end all processes."""
         status = processes.reap().get(self.engine_pid)
         self.rank_table.notice_ends()
         if status is None:
@@ -412,8 +416,7 @@ class Agent:
                 self.journal.add(
                     protocol.Notice(text=f"its torchrun was killed: {why}")
                 )
-        # Stop this node alone where a signal ended its torchrun: for the others of an elastic job that is a lost
-        # node.
+        # If a signal ended torchrun, stop this node alone: for the others of an elastic job that is a lost node.
         is_elastic = self.start.terms.is_elastic
         if (
             is_elastic
@@ -423,7 +426,7 @@ class Agent:
             text = f"its torchrun was ended ({exit_codes.meaning_of(self.engine_code)}); the others continue without this node"
             self.journal.add(protocol.Notice(text=text))
             self.stop(now, Cause("lost", self.start.node_rank))
-        # `EngineEnded` follows the ends of all ranks that are known by now; a reader need not wait for more after it.
+        # `EngineEnded` follows the ends of all ranks that are known so far; a reader need not wait for more after it.
         self.rank_table.end_by_torchrun_report()
         self.rank_table.write(now, last=True)
         self.journal.add(
@@ -434,11 +437,11 @@ class Agent:
         self.rank_table.end_unreported(self.engine_code)
         if self.engine_code != 0 and not self._joined_in_vain():
             self.stop(now, Cause("failed", self.start.node_rank))
-        # Of processes that ranks left running; the job itself went well.
+        # For processes that ranks left running; the job itself succeeded.
         self.termination.begin(now, _LEFTOVER_GRACE_S)
 
     def _joined_in_vain(self) -> bool:
-        """Whether this node came later to an elastic job and never had a rank: its failure is none of the job's."""
+        """Whether this node joined an elastic job late and never had a rank: its failure does not affect the job."""
         membership = self.start.membership
         return (
             membership is not None
@@ -449,15 +452,15 @@ class Agent:
     # ---- requests of readers
 
     def _handle(self, reader: Reader, request: protocol.Message, now: float) -> None:
-        """Carry out a notebook's message. Each message renews the lease."""
+        """Carry out a notebook's request. Each request renews the lease."""
         self.lease.renew(now)
         if isinstance(request, protocol.StopNode):
             reason = known_stop_reason(request.reason)
-            # Whoever says so has not heard yet that there are ranks here.
+            # The sender has not yet received the events about ranks of this node.
             if reason == "too late" and self.rank_table.ranks:
                 return
             self.stop(now, Cause(reason))
-            # A second one may ask for the end at once.
+            # A second request may ask for the end at once.
             self.termination.begin(now, request.grace_s, asks=self.polite_stop is None)
             self.stopped_by_notebook = True
         elif isinstance(request, protocol.DetachJob):
@@ -488,13 +491,13 @@ class Agent:
             reader.answer(protocol.Refused(what="add_node", error=str(error)))
             return
         listing.note_hosts(self.folder, added.hosts)
-        # An event, not an answer: all notebooks that follow the job need to know.
+        # An event, not an answer: all notebooks that follow the job need it.
         self.journal.add(added)
 
-    # ---- the end
+    # ---- end
 
     def stop(self, now: float, cause: Cause) -> None:
-        """End every process, for the first cause that there is: ranks are asked to end by themselves, or get SIGTERM."""
+        """End every process, for the first cause: ask ranks to end by themselves, or send SIGTERM."""
         if self.cause is not None:
             return
         self.cause = cause
@@ -502,7 +505,7 @@ class Agent:
             protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
         )
         self.rank_table.end_input()
-        # Else torchrun had exited before, and the job was done.
+        # Otherwise torchrun had exited before, and the job was done.
         if self.termination.has_begun or self.final_at is not None:
             return
         self.reason = cause.reason
@@ -511,16 +514,16 @@ class Agent:
             self.termination.begin(now, _GRACE_S)
             return
         self.polite_stop = PoliteStop(self.run_dir, now)
-        # It hands the signal on to its ranks and their children.
+        # torchrun forwards the signal to its ranks and their children.
         processes.send(torchrun, polite_stop.signal_for(cause.reason, ranks))
         self.termination.begin(now, self.start.terms.grace_s, asks=False)
 
     def _finish(self, now: float) -> None:
-        """Journal `Final`. Every process of the job has ended, except survivors, which are named."""
+        """Journal `Final`. Every process of the job has ended, except the survivors that it names."""
         self.rank_table.finish(now)
         for descriptor in self.devices:
             os.close(descriptor)
-        # Before the notebook learns of the end, and begins the next run.
+        # Before the notebook receives the end, and starts the next run.
         if self.start.work is not None:
             work_dirs.leave(
                 Path(self.start.work.path), self.start.job, self.start.node_rank
@@ -529,5 +532,5 @@ class Agent:
             protocol.Final(reason=self.reason, survivors=self.termination.survivors)
         )
         self.final_at = now
-        # From now on a contact finds no socket here and reads the journal itself.
+        # From now on a contact finds no socket of this agent and reads the journal itself.
         shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""Dials the rendezvous endpoint from this node, so that a closed port is reported within seconds. It sends nothing."""
+"""Connects to the rendezvous endpoint from this node, so that a closed port is reported within seconds.
+
+Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from distmagic.remote.wire import protocol
 
 _PAUSE_S = 0.25  # between two attempts
 _ATTEMPT_S = 2.0  # for one attempt to be answered
-_PATIENCE_S = 4.0  # after which the failure is reported; the attempts go on
+_PATIENCE_S = 4.0  # after this time the failure is reported; the attempts continue
 
 
 class Dialer:
-    """Tries to connect until it succeeds, without blocking. The agent calls `poll` in every turn of its loop."""
+    """Tries to connect until it succeeds, without blocking. The agent's loop calls `poll` in every turn."""
 
     def __init__(self, address: str, port: int, *, lead: bool, now: float) -> None:
         self._peer = (address, port)
-        # The lead dials its own port: that shows that it listens.
+        # The lead connects to its own port: that shows whether it listens.
         self._state = "open" if lead else "reached"
         self._began = self._tried = now
         self._socket: socket.socket | None = None
@@ -27,7 +30,10 @@ class Dialer:
         self.is_done = False
 
     def poll(self, now: float) -> protocol.Endpoint | None:
-        """Continue to dial. Return an event when the endpoint is reached, and one if it isn't for `_PATIENCE_S`."""
+        """Continue to connect.
+
+        Return an event when the endpoint is reached, and one if it isn't within `_PATIENCE_S`.
+        """
         if self.is_done:
             return None
         is_under_way = self._socket is not None
@@ -47,7 +53,7 @@ class Dialer:
         return None
 
     def _is_connected(self, now: float) -> bool:
-        """Begin an attempt, or go on with the one that is under way."""
+        """Start an attempt, or continue the current one."""
         try:
             if self._socket is None:
                 self._tried = now
@@ -56,7 +62,7 @@ class Dialer:
                 self._socket = socket.socket(family)
                 self._socket.setblocking(False)
             code = self._socket.connect_ex(self._peer)
-        except OSError as error:  # a name can't be resolved, or no descriptor is left
+        except OSError as error:  # a name can't be resolved, or no descriptor is free
             self._error = str(error)
             self.close()
             return False
@@ -71,7 +77,7 @@ class Dialer:
         return is_connected
 
     def close(self) -> None:
-        """End the present attempt."""
+        """End the current attempt."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,4 +1,4 @@
-"""Looks at the hardware from a thread of its own, since the driver of a GPU may keep whoever asks it waiting."""
+"""Measures the load of the hardware on a separate thread, because a GPU's driver may block its caller."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 
-_QUIET_S = 0.5  # at the beginning of a job, which has more urgent things to do
+_QUIET_S = 0.5  # pause at the start of a job, which has more urgent work
 
 
 class HardwareWatch:
-    """Looks at the host until the process ends. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    """Measures the host's load until the process ends. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
 
     def __init__(self, mask: str | None) -> None:
         self._mask = mask
@@ -19,7 +19,7 @@ class HardwareWatch:
         threads.begin("hardware", self._look)
 
     def news(self) -> protocol.Hardware | None:
-        """Return the latest reading of the hardware, None if it was returned before."""
+        """Return the latest measurement, None if it was returned before."""
         latest, self._latest = self._latest, None
         return latest
 

@@ -1,12 +1,12 @@
-"""How long a job goes on without a request from a notebook. Pure."""
+"""How long a job runs on without a request from a notebook. Pure."""
 
 from __future__ import annotations
 
 
 class Lease:
-    """A countdown of `length_s` seconds from the last renewal.
+    """A countdown of `length_s` seconds since the last renewal.
 
-    At its end the job ends too, unless the job is detached or has `keep`: then it goes on alone.
+    When it expires the job ends, unless the job is detached or has `keep`: then it runs on by itself.
     """
 
     def __init__(self, now: float, length_s: float, *, keep: bool) -> None:
@@ -20,7 +20,7 @@ class Lease:
         self._until = now + self._length_s
 
     def detach(self) -> bool:
-        """Let the job live without renewals; return False if it did already."""
+        """Let the job run without renewals; return False if it already does."""
         was_detached = self.is_detached
         self.is_detached = True
         return not was_detached
@@ -30,5 +30,5 @@ class Lease:
         return now > self._until
 
     def ends_job(self, now: float) -> bool:
-        """Whether the job must end because nobody renewed the lease."""
+        """Whether the job must end because no notebook renewed the lease."""
         return self.has_run_out(now) and not (self.is_detached or self._keep)

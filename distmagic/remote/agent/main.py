@@ -1,8 +1,8 @@
-"""The process of an agent: how it begins, which signals it handles, and what it does when the agent itself breaks down.
+"""The process of an agent: its start, its signal handlers, and what it does if the agent itself crashes.
 
-`main` reads a `StartNode` line from standard input; its first argument is the number of the listening socket for
-readers, which `contact` has made, the others are those of what keeps the job's devices. An agent that is forked from a
-template begins with `serve`.
+`main` reads a `StartNode` line from standard input. Its first argument is the descriptor of the listening socket for
+readers, which `contact` has made; the others are descriptors that reserve the job's devices. An agent that is forked
+from a template starts with `serve`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TICK_S = 0.05
 
 
 def main(argv: list[str]) -> None:
-    """Read a `StartNode` line from stdin and be its agent."""
+    """Read a `StartNode` line from stdin and run its agent."""
     start = protocol.decode(sys.stdin.buffer.readline())[1]
     assert isinstance(start, protocol.StartNode)
     listener, *devices = map(int, argv)
@@ -35,19 +35,19 @@ def main(argv: list[str]) -> None:
 def serve(
     start: protocol.StartNode, listener: socket.socket, devices: Sequence[int] = ()
 ) -> None:
-    """Be the agent of one node, from beginning to end; its readers connect to `listener`. Never returns.
+    """Run the agent of one node from start to end; its readers connect to `listener`. Never returns.
 
-    As long as the descriptors `devices` are open, no other job gets the devices of this one.
+    While the descriptors `devices` are open, no other job gets the devices of this one.
     """
-    # Where this job was begun from within a rank of another one.
+    # If this job was started from within a rank of another job.
     os.environ.pop("DISTMAGIC_WORKER", None)
     processes.become_subreaper()
     processes.mark_by_limit(start.job)
     agent = Agent(start, listener, time.monotonic, devices)
     signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
-    # A handler, so that the signal writes to the wakeup descriptor.
+    # A handler is needed so that the signal writes to the wakeup descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Python writes to this pipe at each signal, and so wakes the loop.
+    # Python writes to this pipe at each signal, which wakes the loop.
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -59,13 +59,12 @@ def serve(
         agent.begin()
         agent.run()
     except Exception:
-        # The job ends with its agent. The run_dir goes last: as long as it is there, the next contact to this host knows
-        # that a job has died here, and ends what is left of it.
-        # End all processes of the job, also those that no parent would take along.
+        # The job ends with its agent. The run_dir is removed last: while it exists, the next contact to this host knows
+        # that a job died here, and ends the rest. End all processes of the job, including detached ones.
         termination = Termination()
         termination.begin(time.monotonic(), 0.0)
         while not termination.is_done:
-            processes.reap()  # torchrun's orphans become our children, and zombies have no descendants
+            processes.reap()  # torchrun's orphans become children of this process, and zombies have no descendants
             time.sleep(_TICK_S)
             termination.step(time.monotonic())
         shutil.rmtree(agent.run_dir, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A stop that lets ranks end by themselves: they are asked as torchrun asks them, and waited for while one may do so.
+"""A stop that lets ranks end by themselves: asks them as torchrun would, and waits while any of them may still do so.
 
-An interrupt is KeyboardInterrupt in every rank. For all else that ends a job in which nothing has failed, ranks get the
-SIGTERM that they handle, or KeyboardInterrupt where none of a node handles it.
+An interrupt raises KeyboardInterrupt in every rank. For any other stop without a failure, ranks get SIGTERM if they
+handle it, or KeyboardInterrupt if no rank of the node handles it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from distmagic.remote.system import awake, processes
 from distmagic.remote.wire.vocabulary import POLITE_REASONS, StopReason
 
 _INTERRUPTS: frozenset[StopReason] = frozenset(("interrupted", "stopped"))
-_LOOK_S = 0.3  # the first one when the signal has gone through torchrun
-_REACT_S = 3.0  # ranks of which none runs Python for so long end by themselves no more
+_LOOK_S = 0.3  # time of the first check: the signal has passed through torchrun by then
+_REACT_S = 3.0  # if no rank runs Python for so long, none will end by itself
 
 
 def is_possible(reason: StopReason, ranks: Sequence[RankProcess]) -> bool:
@@ -25,7 +25,10 @@ def is_possible(reason: StopReason, ranks: Sequence[RankProcess]) -> bool:
 
 
 class PoliteStop:
-    """The wait for ranks that were asked to end. `is_ending`: one of this node is about to, at the latest look."""
+    """The wait for ranks that were asked to end.
+
+    `is_ending`: by the last check, a rank of this node is about to end.
+    """
 
     def __init__(self, run_dir: Path, now: float) -> None:
         self._run_dir = run_dir
@@ -36,14 +39,14 @@ class PoliteStop:
     def look(
         self, ranks: Sequence[RankProcess], now: float, *, has_ending_peer: bool
     ) -> bool:
-        """Ask ranks whether they run Python; return whether there is no hope left that one of the job ends by itself.
+        """Check whether ranks run Python; return whether no rank of the job can be expected to end by itself.
 
-        A rank that has run Python since it was asked may be saving for long in C afterwards. One that waits in C, for a
-        rank that has ended, say, is asked again.
+        A rank that has run Python since the request may afterwards save for long in C code. A rank that is blocked in C
+        code, for example because it waits for a rank that has ended, is asked again.
         """
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
-            # All of them: each is to be asked.
+            # All of them, because each must be asked.
             self.is_ending = any(list(map(self._may_end, ranks)))
         if self.is_ending or has_ending_peer:
             self._hopeful_at = now
@@ -52,7 +55,7 @@ class PoliteStop:
     def _may_end(self, rank: RankProcess) -> bool:
         if rank.process is None or not rank.is_running:
             return False
-        if rank.is_over:  # what it does at its exit; that of a rank that had returned before may last for ever
+        if rank.is_over:  # it is in its exit code; that of a rank that had returned before may take forever
             return rank.over_at >= self._began
         pid = rank.hello.pid
         if not processes.catches(pid, awake.SIGNAL):
@@ -64,7 +67,7 @@ class PoliteStop:
 
 
 def signal_for(reason: StopReason, ranks: Sequence[RankProcess]) -> signal.Signals:
-    """Return the signal for these ranks."""
+    """Return the signal that asks these ranks to end."""
     if reason not in _INTERRUPTS:
         for rank in ranks:
             if processes.catches(rank.hello.pid, signal.SIGTERM):

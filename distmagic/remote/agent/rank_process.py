@@ -1,4 +1,4 @@
-"""The agent's side of one rank: its socket, its two pipes, its progress, merged, and how it ended."""
+"""The agent's side of one rank: its socket, its pipes, its merged progress, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.wire import protocol
 
 _ROWS_AN_EVENT = 20
-_LINE_BYTES = 4096  # of a line that is typed, with its end: a pipe takes so much at once or not at all
+_LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes so much at once or nothing
 
 
 class RankProcess:
-    """A rank that has connected. `hello` is its first message, `fds` are the reading ends of its stdout and stderr, and the
-    writing end of its stdin where somebody can type; `others` are the streams that are read already.
+    """A rank that has connected. `hello` is its first message. `fds` are the reading ends of its stdout and stderr, and
+    the writing end of its stdin if a user can type; `others` are streams that are already being read.
 
-    `ended` is its own report of its end, None where it has sent none. `is_open`: its connection may bring more.
-    `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it for an elastic job to form
-    anew. `pauses`, and beginnings and ends of cells, are those that are not journaled yet; `is_paused`: it waits for
-    somebody to type.
+    `ended` is its own report of its end, if it has sent one. `is_open`: its connection may bring more. `is_over`: its
+    end is in the journal, since `over_at`. `is_replaced`: the agent killed it because an elastic job restarts its
+    ranks. `pauses`, and starts and ends of cells, are those that are not journaled yet; `is_paused`: it waits for the
+    user's input.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class RankProcess:
         self.is_open = True
         self.pictures: list[protocol.Picture] = []
         self.pauses: list[protocol.Message] = []
-        self._unsent: list[bytes] = []  # what the rank is asked
+        self._unsent: list[bytes] = []  # requests to the rank
         self.is_paused = False
         self._stdin = typed
         for fd in typed:
             os.set_blocking(fd, False)
-        self._prompt = 0  # the number of the one that it waits at, 0 for none, and where a line was handed on
-        self._progress: protocol.Progress | None = None  # since the latest event
+        self._prompt = 0  # number of the prompt that it waits at; 0 for none, or after a line was passed on
+        self._progress: protocol.Progress | None = None  # since the last event
         self._reports = logs.Log(
             folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES
         )
 
     def receive(self) -> bool:
-        """Handle one packet of the rank; return False when there is none, now or ever."""
+        """Handle one packet of the rank; return False if there is none, now or ever."""
         try:
             packet = self.conn.recv(1 << 18)
         except BlockingIOError:
@@ -82,7 +82,7 @@ class RankProcess:
         try:
             _, message = protocol.decode(packet)
         except protocol.BadLine:
-            return True  # the user's code wrote to our socket; there may be more packets behind it
+            return True  # the user's code wrote to distmagic's socket; more packets may follow
         self._take(message, packet)
         return True
 
@@ -90,7 +90,7 @@ class RankProcess:
         if isinstance(message, protocol.Progress):
             if message.rows:
                 for stream in self.streams:
-                    stream.numbers = None  # it reports some, which count more
+                    stream.numbers = None  # it reports some, which take precedence
             self._merge(message, packet)
         elif isinstance(message, protocol.Picture):
             self.pictures = [*self.pictures[-3:], message]
@@ -104,11 +104,11 @@ class RankProcess:
             self.ended = message
 
     def read_numbers(self, now: float) -> None:
-        """Take the numbers that the rank has only printed, if it reports none in another way."""
+        """Use the numbers that the rank only printed, if it reports none in another way."""
         at_s = now - self.began
         for stream in self.streams:
             rows = stream.numbers.take(at_s) if stream.numbers else []
-            # What it has reported before it printed may still be in the socket.
+            # Reports from before the print may still be in the socket.
             while rows and self.receive():
                 pass
             if rows and stream.numbers:
@@ -123,7 +123,7 @@ class RankProcess:
                 self._merge(message, protocol.encode(message))
 
     def type(self, line: protocol.RankInput) -> None:
-        """Hand on a line, if the rank waits for it."""
+        """Pass on a line of input, if the rank waits for it."""
         if line.prompt != self._prompt or not self._stdin:
             return
         self._prompt = 0
@@ -131,24 +131,27 @@ class RankProcess:
             self.end_input()
             return
         first, _, _ = line.text.partition("\n")
-        # It has closed its stdin, or has filled the pipe itself.
+        # The rank has closed its stdin, or has filled the pipe itself.
         with contextlib.suppress(OSError):
             os.write(self._stdin[0], first.encode()[: _LINE_BYTES - 1] + b"\n")
 
     def hand_on(self, request: protocol.Message) -> None:
-        """Hand on what it is asked, as soon as its socket has room."""
+        """Queue a request to the rank, and send it when its socket has room."""
         self._unsent.append(protocol.encode(request))
         self.flush()
 
     def flush(self) -> None:
-        """Send what it is asked, as far as its socket has room. One that takes nothing any more is about to end."""
+        """Send queued requests as far as the rank's socket has room.
+
+        A rank that takes nothing any more is about to end.
+        """
         with contextlib.suppress(OSError):
             while self._unsent:
                 self.conn.send(self._unsent[0])
                 del self._unsent[0]
 
     def end_input(self) -> None:
-        """Bring its standard input to the end, and what it is asked: nobody types any more, and no cell follows."""
+        """Close its standard input, and its requests: no more input and no more cells follow."""
         while self._stdin:
             os.close(self._stdin.pop())
         with contextlib.suppress(OSError):
@@ -162,7 +165,7 @@ class RankProcess:
 
     @property
     def error(self) -> str:
-        """Why the disk takes none of its output and reports at present, "" if it does."""
+        """Why the disk rejects its output and reports, "" if it doesn't."""
         out, err = self.streams
         return self._reports.error or out.error or err.error
 
@@ -174,14 +177,14 @@ class RankProcess:
         return replace(found, rows=thin(found.rows, _ROWS_AN_EVENT))
 
     def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
-        """Return how the rank ended; None while it runs, and where only torchrun can know."""
+        """Return how the rank ended; None while it runs, or if only torchrun can know."""
         if self.ended is not None:
             return explained(self.ended, lambda: watch.why(self.cgroup))
         now = self._now
-        # Where it is None torchrun has reaped it: the exit code is in torchrun's report.
+        # If it is None, torchrun has reaped the rank: its report has the exit code.
         if now is None or now.state not in "ZX":
             return None
-        # A zombie whose parent is not torchrun any more says nothing by its exit code: PR_SET_PDEATHSIG killed it because
+        # The exit code of a zombie whose parent is no longer torchrun means nothing: PR_SET_PDEATHSIG killed it because
         # torchrun had ended.
         parent = processes.read(now.parent)
         if now.parent == os.getpid() or parent is None or parent.state in "ZX":
@@ -189,7 +192,7 @@ class RankProcess:
         return self.end_by_code(os.waitstatus_to_exitcode(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
-        """Return an end made from an exit code. `watch` gives the reason where memory ran out."""
+        """Return an end made from an exit code. `watch` explains it if memory ran out."""
         outcome = exit_codes.outcome_of(code)
         if self.is_replaced and code < 0:
             outcome = "replaced"
@@ -205,7 +208,7 @@ class RankProcess:
         )
 
     def end_as_replaced(self) -> protocol.Ended:
-        """Return the end of a rank in whose place torchrun has started another one, because the nodes met again."""
+        """Return the end of a rank that torchrun has replaced by a new one, because the nodes met again."""
         hello = self.hello
         return protocol.Ended(
             rank=hello.rank,
@@ -222,7 +225,7 @@ class RankProcess:
 
     @property
     def _now(self) -> processes.ProcessInfo | None:
-        """Its process as it is now, None where it is gone."""
+        """Its process as it is now, None if it has ended."""
         now = processes.read(self.hello.pid)
         if now is None or self.process is None or now.started != self.process.started:
             return None
@@ -230,7 +233,7 @@ class RankProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its end is in the journal, its process has ended, and no process has its pipes open any more."""
+        """Whether its end is in the journal, its process has ended, and no process has its pipes open."""
         if not self.is_over or any(stream.is_open for stream in self.streams):
             return False
         return not self.is_running
@@ -247,14 +250,14 @@ class RankProcess:
 
 
 def explained(end: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
-    """Return a rank's end, with `why()` as meaning where it failed because a child was killed: a DataLoader's worker."""
+    """Return a rank's end; if a killed child made it fail (a DataLoader's worker), with `why()` as its meaning."""
     if end.failure is None or "killed by signal: Killed" not in end.failure.message:
         return end
     return replace(end, meaning=why())
 
 
 def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Progress:
-    """Return what two messages about the progress of a rank say together; the later one counts more."""
+    """Return two messages about a rank's progress merged into one; the later one takes precedence."""
     bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
     return replace(
         message,
@@ -270,7 +273,7 @@ def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Pr
 def thin(
     rows: tuple[protocol.MetricRow, ...], limit: int
 ) -> tuple[protocol.MetricRow, ...]:
-    """Return at most `limit` rows, evenly spaced, the last one always among them."""
+    """Return at most `limit` rows, evenly spaced, including the last one."""
     if len(rows) <= limit:
         return rows
     return tuple(
@@ -279,7 +282,7 @@ def thin(
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    """Return a packet's message and descriptors; None as the message at end of file, and for bytes that are none."""
+    """Return a packet's message and descriptors; the message is None at end of file, and for an invalid packet."""
     fds: list[int] = []
     try:
         packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 3)

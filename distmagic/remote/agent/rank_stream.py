@@ -1,6 +1,6 @@
-"""One pipe of a rank. Its bytes go to the rank's log, and an event says which bytes of the log they are.
+"""One pipe of a rank. Its bytes are appended to the rank's log, and an event has their position in the log.
 
-While the disk is full the event carries the text itself, and the log says later how many bytes it lacks.
+While the disk is full the event has the text itself, and a later note in the log has the number of missing bytes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.printed_numbers import PrintedRows
 
-# More text than this is not sent: nobody reads it live, and the log has all of it.
-# In one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.
+# Text beyond these limits is not sent: nobody can read it live, and the log has all of it. The first limit is for one
+# event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.
 _BURST_BYTES = 128 << 10
-_STEADY_BYTES_S = 128 << 10  # a second
-_LEAST_BYTES = 4096  # of an event, however fast they come
+_STEADY_BYTES_S = 128 << 10  # per second
+_LEAST_BYTES = 4096  # minimum of an event, however fast they come
 _READ_BYTES = 1 << 20
-_TAIL_BYTES = 40  # no colour is longer
+_TAIL_BYTES = 40  # no colour sequence is longer
 _TORN_COLOUR = re.compile(rb"\x1b(?:\[[0-9;]*)?\Z")
-_READS = 4  # at a rank's end: a full pipe holds at most 1 MiB
+_READS = 4  # reads at a rank's end: a full pipe holds at most 1 MiB
 
 
 class RankStream:
     """The reading end of stdout or stderr of one rank; rank -1 is torchrun itself.
 
-    Where a process that was started again has the same rank as one whose children still write, its stream joins that one's
-    log: it is among the `others`.
+    A restarted rank may have the same number as one whose children still write; then its stream, found in `others`,
+    uses the same log.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class RankStream:
         self.text: _Text = same[0].text if same else _Text(folder, rank, stream, now)
         self.text.streams += 1
         self.is_open = True
-        # None where nobody wants them.
+        # None if no reader wants them.
         self.numbers = PrintedRows() if rank >= 0 else None
 
     @property
     def error(self) -> str:
-        """Why the disk takes nothing at present, "" if it does."""
+        """Why the disk rejects output now, "" if it doesn't."""
         return self.text.log.error
 
     def drain(self) -> bool:
@@ -67,7 +67,7 @@ class RankStream:
         return True
 
     def drain_all(self) -> None:
-        """Move what the pipe holds, but not much more: a child of the rank may go on writing for ever."""
+        """Move the pipe's content, but not much more: a child of the rank may write forever."""
         for _ in range(_READS):
             if not self.drain():
                 return
@@ -75,14 +75,14 @@ class RankStream:
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
         """Return an event for the bytes since the previous one, None if there are none. Call until it returns None.
 
-        Two events follow each other where the disk was full: first the bytes in the log, then the text that the log
-        lacks. An unfinished UTF-8 character or colour waits for its rest, unless `last`: the notebook takes out what is
-        no whole one.
+        If the disk was full, two events follow each other: first for the bytes in the log, then with the text that the
+        log lacks. An incomplete UTF-8 character or colour sequence waits for its rest, unless `last`: the notebook
+        removes incomplete ones.
         """
         return self.text.event(now, last=last)
 
     def close(self) -> None:
-        """Close the pipe, and the log if no other pipe's text goes there."""
+        """Close the pipe, and the log if no other pipe uses it."""
         self.is_open = False
         os.close(self.fd)
         self.text.streams -= 1
@@ -91,28 +91,30 @@ class RankStream:
 
 
 class _Text:
-    """What the processes of one rank write to one of their streams: the log, and which bytes of it events have covered."""
+    """The output of the processes of one rank to one stream: its log, and which bytes of it events have covered."""
 
     def __init__(self, folder: Path, rank: int, stream: str, now: float) -> None:
-        self.streams = 0  # whose text it is
+        self.streams = 0  # number of streams that write this text
         self.log = logs.Log(folder / log_name(rank, stream), places.log_limit_bytes())
         self._rank, self._stream = rank, stream
-        # Up to here events cover the log; a restarted rank appends to the same log.
+        # Events cover the log up to this position; a restarted rank appends to the same log.
         self._reported = self.log.end
         self._tail = (
-            b""  # the last bytes in the log: they may begin a character or a colour
+            # The last bytes of the log: they may start a character or a colour sequence.
+            b""
         )
-        # The end of what the disk did not take, until an event carries it.
+        # The end of the text that the disk rejected, until an event has it.
         self._unlogged = bytearray()
-        self._unlogged_bytes = 0  # how much the disk did not take since that event
+        # Number of bytes that the disk rejected since that event.
+        self._unlogged_bytes = 0
         self._missing_bytes = (
-            0  # how much the log lacks, until a note in the log says so
+            0  # number of bytes that the log lacks, until a note in the log has it
         )
         self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
         self._at = now
 
     def add(self, data: bytes) -> None:
-        """Write to the log, and keep what the disk does not take."""
+        """Write to the log, and keep what the disk rejects."""
         written = self._append(data)
         self._tail = (self._tail + data[:written])[-_TAIL_BYTES:]
         lost = data[written:]
@@ -121,9 +123,9 @@ class _Text:
         self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
 
     def _append(self, data: bytes) -> int:
-        """Write to the log, after a note of what it lacks; return how many bytes of `data` the disk took."""
+        """Write to the log, after a note about missing bytes; return how many bytes of `data` were written."""
         if self._unlogged:
-            return 0  # an event has to carry that first: events come in the order of the text
+            return 0  # an event must have that text first: events follow the order of the text
         if self._missing_bytes:
             note = f"\n[distmagic: {self._missing_bytes:,} bytes are missing in this log: the disk was full]\n".encode()
             if not self.log.append(note, whole=True):
@@ -132,7 +134,7 @@ class _Text:
         return self.log.append(data)
 
     def event(self, now: float, *, last: bool) -> protocol.Output | None:
-        """Return the same as `RankStream.event`."""
+        """Return the event of `RankStream.event`."""
         end = self.log.end
         if not last and not self._unlogged:
             end -= _torn_bytes(self._tail)
@@ -154,7 +156,7 @@ class _Text:
         return self._unlogged_event() if self._unlogged else None
 
     def _spend(self, size: int) -> int:
-        """Return how many of `size` bytes may be sent, and count them."""
+        """Return how many of `size` bytes may be sent, and subtract them from the budget."""
         sent = min(size, max(_LEAST_BYTES, int(self._budget)))
         self._budget -= sent
         return sent
@@ -175,12 +177,12 @@ class _Text:
 
     def close(self) -> None:
         """Close the log."""
-        self._append(b"")  # the last chance to note what the log lacks
+        self._append(b"")  # the last chance to note missing bytes
         self.log.close()
 
 
 def _torn_bytes(tail: bytes) -> int:
-    """Return how many bytes at the end begin a UTF-8 character or a colour whose rest has not come yet."""
+    """Return the number of bytes at the end that belong to an incomplete UTF-8 character or colour sequence."""
     if colour := _TORN_COLOUR.search(tail):
         return len(colour[0])
     for back in range(1, min(4, len(tail) + 1)):

@@ -1,7 +1,7 @@
-"""All ranks of a node: accepts them, journals what they print and report, and finds out how each ended.
+"""All ranks of a node: accepts their connections, journals their output and reports, and determines how each ended.
 
-torchrun's own output and its report of failed ranks come here too. Nothing blocks: the agent's selector calls the methods
-when a descriptor is readable.
+It also handles torchrun's own output and its report of failed ranks. Nothing blocks: the agent's selector calls the
+methods when a descriptor is readable.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ from distmagic.remote.wire import protocol
 
 _PROGRESS_S = 0.1
 _PROGRESS_S_A_RANK = 0.0005
-_LINGERING_S = 10.0  # between a rank's end and a notice that its process still runs
-_PACKETS_A_TURN = 256  # of one rank, before the others have their turn
+# Time between a rank's end and a notice that its process still runs.
+_LINGERING_S = 10.0
+_PACKETS_A_TURN = 256  # packets of one rank in one turn
 
 
 def pace_s(world_size: int) -> float:
     """Return the seconds between two progress events of a rank. Reports in between are merged into one event.
 
-    A notebook that follows more than 200 ranks thus reads 2,000 events a second, however many ranks there are.
+    So a notebook with more than 200 ranks reads 2,000 events per second, however many ranks there are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
 
 
 def _too_many_files(number: int) -> RuntimeError:
-    """Return the error for ranks whose output can't be read. It ends the agent: they would go on unseen."""
+    """Return the error for ranks whose output can't be read.
+
+    It ends the agent: otherwise they would run on unobserved.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return RuntimeError(
         f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has up to 8 for each rank. "
@@ -46,7 +50,7 @@ def _too_many_files(number: int) -> RuntimeError:
 
 
 class RankTable:
-    """The ranks that have connected, restarted ones too, each until its process and its pipes are gone."""
+    """The ranks that have connected, including restarted ones, each until its process and its pipes are gone."""
 
     def __init__(
         self,
@@ -61,16 +65,16 @@ class RankTable:
         self.clock = clock
         self._listener: socket.socket | None = None
         self.ranks: list[RankProcess] = []
-        # The exit code of the latest process of each local rank; None while it is not known.
+        # The exit code of the latest process of each local rank; None while unknown.
         self.codes: dict[int, int | None] = {}
-        self._started = (0, 0)  # round and restart of the latest rank
-        self._local_world_size = 0  # that the latest rank said
+        self._started = (0, 0)  # round and restart count of the latest rank
+        self._local_world_size = 0  # as the latest rank reported it
         self.streams: list[RankStream] = []
         # torchrun's report of ranks that failed.
         self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.memory = memory.Watch()
         self.failed_at: float | None = None  # when the first rank failed
-        # The same for the ranks that torchrun has started last, as long as it does not start them again.
+        # The same for the ranks of the latest start, until torchrun restarts them.
         self.waits_since: float | None = None
         self.progress_at = 0.0
         self.noticed_lingering = self.noticed_full = self.noticed_room = False
@@ -78,7 +82,7 @@ class RankTable:
     # ---- connections
 
     def listen(self, path: str) -> None:
-        """Listen at this unix socket for ranks, and for torchrun's report, and at none of before."""
+        """Listen on this unix socket for ranks and for torchrun's report, instead of the previous one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -112,7 +116,7 @@ class RankTable:
         self.selector.unregister(conn)
         if isinstance(message, protocol.Worker):
             if len(fds) < 2:
-                # The kernel passes no descriptor beyond the limit.
+                # The kernel passes no descriptor beyond the process's limit.
                 raise _too_many_files(errno.EMFILE)
             now = self.clock()
             rank = RankProcess(conn, message, fds, self.folder, now, self.streams)
@@ -121,7 +125,7 @@ class RankTable:
         if isinstance(message, protocol.EngineEnded):
             self.engine_exits = message.exits
         if isinstance(message, protocol.Ended):
-            # The rank's own code has closed its first connection, so it opened another one to report its end.
+            # The user's code has closed the rank's first connection, so it opened another one to report its end.
             for rank in self.ranks:
                 is_sender = (rank.hello.rank, rank.hello.restart) == (
                     message.rank,
@@ -138,14 +142,14 @@ class RankTable:
             one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank
         ]:
             self._notice_end(older)
-            # torchrun has ended and reaped it to start this one: its exit code is not known here.
+            # torchrun has ended and reaped it in order to start this one: its exit code is unknown.
             if not older.is_over:
                 self._end_rank(older, older.end_as_replaced())
         self.ranks.append(rank)
         started = (rank.hello.round, rank.hello.restart)
         if started != self._started:
             self._started = started
-            self.codes = {}  # torchrun starts all ranks again
+            self.codes = {}  # torchrun restarts all ranks
             self.waits_since = None
         self._local_world_size = rank.hello.local_world_size
         self.codes[rank.hello.local_rank] = None
@@ -180,13 +184,13 @@ class RankTable:
             if not rank.receive():
                 break
         else:
-            return  # there may be more; the selector calls again
+            return  # more may follow; the selector calls again
         if rank.ended is not None or not rank.is_open:
             self._unwatch(rank.conn)
             self._notice_end(rank)
 
     def write(self, now: float, *, last: bool = False) -> None:
-        """Journal all output and pauses since the last call, and progress as often as `pace_s` allows. `last`: all of both."""
+        """Journal all output and pauses, and progress at the rate of `pace_s`; with `last` all of both."""
         self._write_streams(self.streams, now, last=last)
         for rank in self.ranks:
             self._write_pauses(rank)
@@ -218,7 +222,7 @@ class RankTable:
         rank.pictures = []
 
     def _write_pauses(self, rank: RankProcess) -> None:
-        """Journal that the rank waits for a line or goes on, begins or ends a cell, after all that it had written by then."""
+        """Journal that the rank waits for input or continues, starts or ends a cell, after all earlier output."""
         if rank.pauses:
             for stream in rank.streams:
                 stream.drain_all()
@@ -230,25 +234,25 @@ class RankTable:
 
     @property
     def has_paused(self) -> bool:
-        """Whether a rank waits for somebody to type."""
+        """Whether a rank waits for the user's input."""
         return any(rank.is_paused and not rank.is_over for rank in self.ranks)
 
     def type(self, line: protocol.RankInput) -> None:
-        """Hand a line on to the rank that waits for it."""
+        """Pass a line of input to the rank that waits for it."""
         for rank in self.ranks:
             if rank.hello.rank == line.rank and not rank.is_over:
                 rank.type(line)
 
     def hand_on(self, request: protocol.HandedOn) -> None:
-        """Hand on what the notebook asks of ranks that stay."""
+        """Pass a request of the notebook to ranks that stay."""
         for rank in self.ranks:
             if rank.hello.rank in request.ranks and not rank.is_over:
                 rank.hand_on(request)
 
     def end_input(self) -> None:
-        """Bring the standard input of all ranks to the end, and what they are asked.
+        """Close the standard input of all ranks, and their requests.
 
-        A debugger would not let go of one that is to end, and one that stays would wait for its next cell.
+        Otherwise a debugger would keep a rank from ending, and a rank that stays would wait for its next cell.
         """
         for rank in self.ranks:
             rank.end_input()
@@ -275,9 +279,9 @@ class RankTable:
 
     @property
     def have_all_returned(self) -> bool:
-        """Whether there were ranks, and the latest of each local rank has ended well."""
+        """Whether any ranks exist, and the latest of each local rank has succeeded."""
         if not self.codes or len(self.codes) < self._local_world_size:
-            return False  # a rank may connect when another one has returned already
+            return False  # a rank may connect after another one has returned
         return all(code == 0 for code in self.codes.values())
 
     def notice_ends(self) -> None:
@@ -295,7 +299,7 @@ class RankTable:
             self._end_rank(rank, end)
 
     def end_by_torchrun_report(self) -> None:
-        """Journal the ends of ranks whose exit codes stand in torchrun's report: it had reaped them."""
+        """Journal the ends of ranks whose exit codes are in torchrun's report, because torchrun reaped them."""
         codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
         for rank in self.ranks:
             code = codes.get((rank.hello.rank, rank.hello.pid))
@@ -305,7 +309,7 @@ class RankTable:
     def end_unreported(self, engine_code: int) -> None:
         """Journal the ends of ranks that torchrun's report lacks.
 
-        They ended well where torchrun did. Else torchrun ended them by SIGTERM, before it exited itself.
+        They succeeded if torchrun did. Otherwise torchrun ended them by SIGTERM, before it exited itself.
         """
         code = 0 if engine_code == 0 else -signal.SIGTERM
         for rank in self.ranks:
@@ -315,7 +319,7 @@ class RankTable:
     def _end_rank(self, rank: RankProcess, end: protocol.Ended) -> None:
         rank.is_over = True
         rank.over_at = self.clock()
-        # Its last output and progress come before its end: a reader need not wait for more of it then.
+        # Its last output and progress precede its end, so that a reader need not wait for more.
         for stream in rank.streams:
             stream.drain_all()
         self._write_streams(rank.streams, self.clock(), last=True)
@@ -332,14 +336,14 @@ class RankTable:
         self._unwatch(rank.pidfd)
 
     def kill_older(self, before: float) -> None:
-        """Kill the ranks that connected before that time. Younger ones already run without the lost node."""
+        """Kill the ranks that connected before that time. Later ones already run without the lost node."""
         for rank in self.ranks:
             if rank.began < before and not rank.is_over and rank.process is not None:
                 rank.is_replaced = True
                 processes.send(rank.process, signal.SIGKILL)
 
     def notice_lingering(self, now: float) -> None:
-        """Journal one notice of a rank that has returned and whose process still runs: the run would seem to hang."""
+        """Journal one notice about a rank that has returned while its process still runs: the run seems to hang."""
         if self.noticed_lingering:
             return
         for rank in self.ranks:
@@ -351,7 +355,7 @@ class RankTable:
                 return
 
     def forget_gone(self, now: float) -> None:
-        """Close all of the ranks that are gone: else a job that restarts often would use up the descriptors."""
+        """Release the descriptors of ranks that are gone: a job with many restarts would use them up."""
         for rank in [rank for rank in self.ranks if rank.is_gone]:
             self._write_streams(rank.streams, now, last=True)
             self._write_progress(rank, now)
@@ -365,7 +369,7 @@ class RankTable:
             rank.close()
 
     def _unwatch(self, source: socket.socket | int) -> None:
-        # Unregistered before, or -1 for no descriptor.
+        # Not registered any more, or -1 for no descriptor.
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(source)
 

@@ -1,4 +1,4 @@
-"""The connections over which notebooks follow a job: each is sent the journal and sends requests."""
+"""The connections of notebooks that follow a job: each receives the journal and sends requests."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.lines import Lines
 
 _CHUNK_BYTES = 64 << 10
-_TURN_S = 0.1  # for one reader in one turn: the agent has other duties
-# For a reader that takes nothing after `Final`, or while another one connects: its network is cut, and no end was
-# reported.
+_TURN_S = 0.1  # time limit for one reader in one turn: the agent has other work
+# Time limit for a reader that takes nothing after `Final`, or while another one connects: its network is cut, and its
+# end was not reported.
 STALLED_S = 5.0
 
 
 class Reader:
-    """One connection. No event is sent before its `FollowJob` says which event comes first.
+    """One connection. It receives no event before its `FollowJob` has set the first one.
 
-    `is_open` is False once the other side has closed it, or has sent something that is not of the protocol.
+    `is_open` is False once the other side has closed it, or has sent an invalid message.
     """
 
     def __init__(self, conn: socket.socket, now: float) -> None:
         conn.setblocking(False)
         self.conn = conn
         self.is_open = True
-        self._progress_at = now  # when it took bytes, or had none to take
+        self._progress_at = now  # when it last took bytes, or had none to take
         self._lines = Lines()
         self._unsent = b""
-        # The number of the last event in `_unsent`, or sent; None before `FollowJob`.
+        # The number of the last event that was sent or is in `_unsent`; None before `FollowJob`.
         self._cursor: int | None = None
         self._wants_news = False
 
@@ -59,9 +59,9 @@ class Reader:
         return found
 
     def send(self, journal: Journal, now: float) -> None:
-        """Send as much of the journal as the connection takes without blocking, and as a turn has time for.
+        """Send as much of the journal as the connection takes without blocking, within the time limit of a turn.
 
-        Raises OSError where the journal can't be read.
+        Raises OSError if the journal can't be read.
         """
         until_s = time.monotonic() + _TURN_S
         while self.is_open and time.monotonic() < until_s:
@@ -85,20 +85,20 @@ class Reader:
             self._unsent = self._unsent[sent:]
 
     def is_stalled(self, now: float) -> bool:
-        """Whether there are bytes to send, and it has taken none for long."""
+        """Whether bytes are pending, and the reader has taken none for long."""
         return bool(self._unsent) and now - self._progress_at > STALLED_S
 
     def answer(self, message: protocol.Message) -> None:
-        """Send a message to this reader alone. It is no event: it has no number, and the journal lacks it."""
+        """Send a message to this reader only. It is not an event: it has no number, and is not in the journal."""
         self._unsent += protocol.encode(message)
 
     def tell(self, news: protocol.Hardware) -> None:
-        """Send news that is no event, unless this reader takes nothing just now."""
+        """Send information that is no event, unless this reader takes nothing now."""
         if self._wants_news and not self._unsent:
             self.answer(news)
 
     def has_all(self, journal: Journal) -> bool:
-        """Whether every event has been handed to the connection; True also of a closed one."""
+        """Whether every event was passed to the connection; also True for a closed one."""
         if not self.is_open:
             return True
         return not self._unsent and self._cursor == journal.last

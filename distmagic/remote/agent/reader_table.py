@@ -1,4 +1,4 @@
-"""All readers of a job: accepts them, hands on what they ask for, and drops those that are gone or take nothing."""
+"""All readers of a job: accepts them, forwards their requests, and closes those that are gone or take nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Handle = Callable[[Reader, protocol.Message, float], None]
 
 
 class ReaderTable:
-    """The readers that are connected. Each request goes to `handle`, with its reader and the time.
+    """The connected readers. Each request goes to `handle`, with its reader and the time.
 
-    Nothing blocks: the agent's selector calls the methods when a descriptor is readable. `notice` is told once what
-    goes wrong with the journal.
+    Nothing blocks: the agent's selector calls the methods when a descriptor is readable. `notice` gets each error of
+    the journal once.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ReaderTable:
         self._notice = notice
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept readers from now on, at this socket alone."""
+        """Accept readers from now on, only at this socket."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -54,12 +54,12 @@ class ReaderTable:
         return all(reader.has_all(self._journal) for reader in self.readers)
 
     def tell(self, news: protocol.Hardware) -> None:
-        """Send news that is no event to those that take it."""
+        """Send information that is no event to all readers that take it."""
         for reader in self.readers:
             reader.tell(news)
 
     def send(self, now: float, final_at: float | None) -> None:
-        """Send what each reader lacks; drop those to which that can't be done. A notebook that is there connects again."""
+        """Send each reader its missing events; close readers that can't take them. A live notebook connects again."""
         for reader in list(self.readers):
             try:
                 reader.send(self._journal, now)
@@ -70,7 +70,7 @@ class ReaderTable:
                 reader.is_open = False
             is_final = final_at is not None and now - final_at > STALLED_S
             if is_final and reader.is_stalled(now):
-                # It would hold up the end of the run until TCP gives up, for 15 minutes.
+                # Otherwise it would delay the end of the run for 15 minutes, until TCP gives up.
                 reader.is_open = False
             if not reader.is_open:
                 self._drop(reader)
@@ -88,7 +88,7 @@ class ReaderTable:
         now = self._clock()
         for request in reader.receive(self._journal.last):
             if isinstance(request, protocol.FollowJob):
-                # One that takes nothing may be this notebook's own connection of before.
+                # A reader that takes nothing may be an old connection of the same notebook.
                 for one in list(self.readers):
                     if one.is_stalled(now):
                         self._drop(one)

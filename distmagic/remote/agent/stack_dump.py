@@ -1,7 +1,7 @@
-"""Collects where all ranks of a node are, and journals it. Nothing in here blocks.
+"""Collects the stack traces of all ranks of a node, and journals them. Nothing in this module blocks.
 
-A rank that has a thread for it is asked by a file (rank/calls.py). Any other, and one whose thread does not answer, is
-asked by a signal, unless the request says not to.
+A rank that has a thread for such requests is asked by a file (rank/calls.py). Any other rank, and one whose thread does
+not answer, is asked by a signal, unless the request forbids it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 
-_ASLEEP_S = 1.0  # to wait for a process that is stopped, or waits in the kernel
-_PATIENCE_S = 4.0  # to wait for any other: the machine may be very busy
+_ASLEEP_S = 1.0  # time limit for a process that is stopped, or blocked in the kernel
+_PATIENCE_S = 4.0  # time limit for any other: the machine may be very busy
 _READ_BYTES = 1 << 20
 _STATES = {
     "T": "its process is stopped (kill -CONT continues it)",
@@ -33,7 +33,10 @@ _STATES = {
 
 @dataclass
 class _Asked:
-    """A rank that has been asked: by the signal, or by its file of calls. `text` is in its file of stacks at the latest look."""
+    """A rank that was asked: by the signal, or by its file of calls.
+
+    `text` is the last content of its file of stacks.
+    """
 
     rank: RankProcess
     by_signal: bool
@@ -43,8 +46,8 @@ class _Asked:
 class StackDumper:
     """Handles one request at a time: `request` queues it, `step` continues with it.
 
-    `code` is the payload with the user's sources, `bundle` the file that distmagic itself runs from. `modules` is where
-    the user's own modules are, "" on the notebook's own machine.
+    `code` is the payload with the user's sources, `bundle` the file from which distmagic itself runs. `modules` is the
+    folder of the user's own modules, "" on the notebook machine.
     """
 
     def __init__(
@@ -61,23 +64,23 @@ class StackDumper:
         self._journal = journal
         self._modules = modules
         self._sources: Sources | None = None
-        self._queue: dict[str, bool] = {}  # requests, and whether they are quiet
+        self._queue: dict[str, bool] = {}  # requests by ID, and whether they are quiet
         self._waiting: list[_Asked] = []
-        self._over: set[int] = set()  # processes that were looked at after their end
+        self._over: set[int] = set()  # processes that were checked after their end
         self._request_id = (
-            ""  # of the present request, "" for none; it is in all its events
+            ""  # ID of the current request, "" for none; all its events have it
         )
         self._quietly = False
         self._began = 0.0
         self._count = 0
 
     def request(self, request_id: str, *, quietly: bool = False) -> None:
-        """Queue a request. One that is queued or in progress already is not repeated."""
+        """Queue a request, unless it is already queued or in progress."""
         if request_id != self._request_id:
             self._queue.setdefault(request_id, quietly)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        """Begin the next request, or journal the answers to the present one; also what ranks have left that are over."""
+        """Start the next request, or journal the answers to the current one; also the stacks that ended ranks left."""
         for rank in ranks:
             pid = rank.hello.pid
             if rank.is_over and pid not in self._over:
@@ -126,7 +129,7 @@ class StackDumper:
         return ""
 
     def _handle(self, one: _Asked, now: float) -> bool:
-        """Journal a rank's stacks once they are complete, or won't come; return whether that is so."""
+        """Journal a rank's stacks once they are complete, or can't be expected; return whether that is so."""
         if not one.by_signal:
             if self._has_replied(one):
                 return True
@@ -149,7 +152,8 @@ class StackDumper:
         if state not in _STATES and now - self._began < _PATIENCE_S:
             return False
         if one.text:
-            self._answer(one)  # incomplete, or of an unknown form: better than nothing
+            # Incomplete, or in an unknown format: better than nothing.
+            self._answer(one)
         else:
             silence = _STATES.get(state, f"it gave no answer within {_PATIENCE_S:g} s")
             self._journal_rank(one.rank, silence=silence + where)
@@ -212,7 +216,7 @@ class StackDumper:
 
 
 def _state(rank: RankProcess) -> tuple[str, str]:
-    """Return a process's state as ps(1) shows it, and for "D" the kernel function that it waits in, if that is known."""
+    """Return a process's state as in ps(1), and for "D" the kernel function that it waits in, if known."""
     now = processes.read(rank.hello.pid)
     if now is None:
         return "Z", ""
@@ -226,13 +230,13 @@ def _state(rank: RankProcess) -> tuple[str, str]:
         )
     except OSError:
         function = ""
-    if function in ("", "0"):  # 0: this user may not know
+    if function in ("", "0"):  # 0: this user may not read it
         return now.state, ""
     return now.state, f" ({function})"
 
 
 def _sources(code: Path, bundle: str, modules: str) -> Sources:
-    """Return the file names and texts of the user's code, from the payload; none of them if it can't be read any more."""
+    """Return the file names and texts of the user's code, from the payload; none if it is no longer readable."""
     try:
         found = sources.read(code)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):

@@ -1,6 +1,6 @@
-"""How the agent ends all processes below it: SIGTERM, a grace time, SIGKILL, until none is left. It never waits.
+"""Ends all descendants of the agent: SIGTERM, a grace time, SIGKILL, until none is left. It never blocks.
 
-Of a polite stop the signals are another's: nothing is sent before its grace is over.
+In a polite stop, polite_stop.py sends the first signals: this module sends nothing before its grace time is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNKILLABLE_S = 10.0
 class Termination:
     """The end of this process's descendants, in small steps. Call `step` until `is_done`.
 
-    `survivors`: the processes that SIGKILL did not end, in words.
+    `survivors` describes the processes that SIGKILL did not end.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Termination:
         return self._kill_at is not None
 
     def begin(self, now: float, grace_s: float, *, asks: bool = True) -> None:
-        """Send SIGTERM now if this `asks`, and SIGKILL after `grace_s`. A second call can only shorten that time."""
+        """Send SIGTERM now if `asks`, and SIGKILL after `grace_s`. A second call can only shorten that time."""
         self._asks = asks
         kill_at = now + grace_s
         self._kill_at = (

@@ -1,4 +1,4 @@
-"""Starts agents, by exec or from a template, and follows those that run."""
+"""Starts agents, by exec or by a fork of a template, and follows running ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
 
 _AGENT_LOG = "agent.log"
-_GONE_S = 10.0  # its socket is closed already
+_GONE_S = 10.0  # time for its process to end; its socket is already closed
 
 
 class Agents:
-    """What one contact does with agents. `umask` is that of the user, for the ranks; an agent takes `devices` over."""
+    """Starts and follows agents for one contact.
+
+    `umask` is the user's, for the ranks; an agent takes over `devices`.
+    """
 
     def __init__(
         self, notebook: Conversation, umask: int, devices: DeviceClaims
@@ -39,7 +42,7 @@ class Agents:
         self._devices = devices
 
     def start(self, request: protocol.StartNode) -> None:
-        """Make the job's working directory ready, start an agent, and carry bytes until it is gone."""
+        """Prepare the job's working directory, start an agent, and forward bytes until it ends."""
         cwd = os.path.expanduser(request.cwd)
         if cwd and not os.path.isdir(cwd):
             raise FileNotFoundError(
@@ -63,12 +66,12 @@ class Agents:
                 )
             )
         finally:
-            # It has not come to an agent.
+            # No agent was started.
             if not listing.is_running(request.job, request.node_rank):
                 work_dirs.leave(ready.path, request.job, request.node_rank)
 
     def _start_agent(self, request: protocol.StartNode) -> None:
-        """Start an agent, and carry bytes until it is gone."""
+        """Start an agent, and forward bytes until it ends."""
         folder = places.job_dir(request.job, request.node_rank)
         try:
             prefix = logout.survivor_prefix(must=request.terms.survives_logout)
@@ -82,17 +85,19 @@ class Agents:
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
             with places.reader_listener(run_dir) as listener:
-                # Before there is an agent: its first connection is this one, however many others come while it starts.
+                # Connect before the agent runs: this connection must be its first, however many others come during its
+                # start.
                 conn = undo.enter_context(relay.connect(run_dir / places.READERS))
                 wait = self._spawn(request, listener, folder, prefix)
             undo.pop_all()
-        self._devices.release()  # the agent has them: they last as long as it does
+        # The agent has them, and they stay reserved as long as it runs.
+        self._devices.release()
         follow = protocol.FollowJob(job=request.job, node_rank=request.node_rank)
         with _connected_again():
             has_spoken = relay.relay(self._notebook, conn, follow)
         wait()
         if not has_spoken and not processes.marked(request.job):
-            # An agent that has not begun removes nothing itself.
+            # An agent that has not started removes nothing itself.
             shutil.rmtree(run_dir, ignore_errors=True)
         self._notebook.say(protocol.AgentGone(error=_last_line(folder / _AGENT_LOG)))
 
@@ -121,12 +126,12 @@ class Agents:
                     return partial(processes.wait_gone, agent, _GONE_S)
             return _exec(request, listener, log, devices, env, self._umask, prefix)
         finally:
-            # An agent may run by now, whatever the home says.
+            # An agent may run by now, whatever errors the home directory causes.
             with contextlib.suppress(OSError):
                 os.close(log)
 
     def follow(self, request: protocol.FollowJob) -> None:
-        """Carry bytes to and from an agent that runs, and speaks our protocol."""
+        """Forward bytes to and from a running agent that has the same protocol version."""
         was_followed = _connected_again() if request.after else contextlib.nullcontext()
         with was_followed:
             listing.check_protocol(request.job, request.node_rank)
@@ -143,13 +148,14 @@ class Agents:
             except (FileNotFoundError, ConnectionError):
                 has_spoken = False
             if not has_spoken:
-                # A cleaner of /tmp has removed its socket, and it is about to make another one: the notebook connects again.
+                # A cleaner of /tmp has removed its socket, and the agent is about to make another one: the notebook
+                # connects again.
                 if listing.is_running(request.job, request.node_rank):
                     sys.exit(0)
                 if not folder.exists():
                     text = f"it has no files of job {request.job}: its part never started, or they were removed"
                     raise FileNotFoundError(text)
-                # The agent has ended meanwhile; its journal says how.
+                # The agent has ended meanwhile; its journal has the reason.
                 relay.replay(self._notebook, request)
             self._notebook.say(
                 protocol.AgentGone(error=_last_line(folder / _AGENT_LOG))
@@ -158,9 +164,9 @@ class Agents:
 
 @contextmanager
 def _connected_again() -> Iterator[None]:
-    """Have the notebook connect again where the system refuses something while an agent runs.
+    """Make the notebook connect again if the system refuses something while an agent runs.
 
-    A server of the home that does not answer, for example, may do so again: a refusal would end a healthy run.
+    For example, a home's file server that does not answer may recover: a refusal would end a healthy run.
     """
     try:
         yield
@@ -179,9 +185,9 @@ def _exec(
     umask: int,
     prefix: tuple[str, ...],
 ) -> Callable[[], object]:
-    """Start the agent in its own session, its `StartNode` on stdin: no secret in argv.
+    """Start the agent in its own session, with its `StartNode` on stdin, so that no secret is in argv.
 
-    It inherits its listening socket, and what keeps its devices.
+    It inherits its listening socket, and the descriptors that reserve its devices.
     """
     inherited = (listener.fileno(), *devices)
     child = subprocess.Popen(
@@ -202,14 +208,14 @@ def _exec(
 
 
 def _note(pid: int, request: protocol.StartNode) -> None:
-    """Record the agent's process before the agent itself can: an agent that dies early must be found, too."""
+    """Record the agent's process before the agent itself can, so that an agent that dies early is found, too."""
     with contextlib.suppress(OSError):
         run_dir = places.run_dir(request.job, request.node_rank)
         processes.note(pid, run_dir / places.PID)
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line of a log that isn't blank, "" for none; of a long one its beginning."""
+    """Return the last non-blank line of a log, "" for none; only the start of a long one."""
     try:
         text = path.read_bytes()[-8192:].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Receives blobs, from the notebook or from another host. Each is checked before it gets its name."""
+"""Receives blobs from the notebook or from another host. Each is checked before it gets its name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
     from distmagic.remote.contact.blob_server import BlobServer, BlobSource, Growing
 
-_TELL_S = 0.25  # between two messages about how much has arrived
+_TELL_S = 0.25  # pause between two messages about the progress
 
 
 class BlobReceiver:
     """Receives blobs for one contact, and serves them to one other host meanwhile.
 
-    `awaited` are the files of the payload of a job that is about to start here.
+    `awaited` are the files of the payload of a job that is about to start on this host.
     """
 
     def __init__(self, notebook: Conversation) -> None:
@@ -34,18 +34,18 @@ class BlobReceiver:
         self._files: Growing | None = None
 
     def check(self, request: protocol.CheckBlobs) -> None:
-        """Answer which blobs are lacking."""
+        """Answer which blobs are missing."""
         self._await(request.blobs)
         lacking = []
         for blob in request.blobs:
             if is_whole(blob):
-                os.utime(places.blob(blob.sha256))  # young again
+                os.utime(places.blob(blob.sha256))  # mark as recently used
             else:
                 lacking.append(blob.sha256)
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
 
     def offer(self, request: protocol.OfferBlobs) -> None:
-        """Answer which blobs are lacking, and receive them from the notebook."""
+        """Answer which blobs are missing, and receive them from the notebook."""
         self._await(request.blobs)
         wanted = [blob for blob in request.blobs if not is_whole(blob)]
         names = tuple(blob.sha256 for blob in wanted)
@@ -64,7 +64,7 @@ class BlobReceiver:
         self.awaited += tuple(places.blob(blob.sha256) for blob in blobs)
 
     def _receive(self, blob: protocol.Blob) -> OSError | None:
-        """Receive a blob from the notebook; return why it can't be kept."""
+        """Receive a blob from the notebook; return why it can't be stored, if it can't."""
         try:
             with (
                 read_out(self._notebook.pieces(blob.size_bytes)) as pieces,
@@ -79,7 +79,7 @@ class BlobReceiver:
     # ---- from host to host
 
     def serve(self, request: protocol.ServeBlobs) -> None:
-        """Begin to serve blobs to one other host: at once, or while they arrive here."""
+        """Start to serve blobs to one other host, even while they still arrive on this host."""
         self.close()
         try:
             from distmagic.remote.contact import blob_server
@@ -100,13 +100,13 @@ class BlobReceiver:
         self._notebook.say(protocol.Serving(port=self._server.port))
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         if self._server is not None:
             self._server.close()
         self._server = self._files = None
 
     def take(self, request: protocol.ReceiveBlobs) -> None:
-        """Receive blobs from another host, and from the notebook what does not come from there."""
+        """Receive blobs from another host, and the rest from the notebook."""
         taking = _Taking(self._notebook, self._files, request)
         try:
             for number, blob in enumerate(request.blobs):
@@ -120,7 +120,7 @@ class BlobReceiver:
 
 
 class _Taking:
-    """Blobs on their way here: from `_source` while there is one, from the notebook otherwise, and on to `_files`."""
+    """Blobs on their way to this host: from `_source` if there is one, else from the notebook, and on to `_files`."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Taking:
         self._notebook = notebook
         self._files = files
         self._source: BlobSource | None = None
-        self._why = ""  # there is no source (any more)
+        self._why = ""  # why there is no source (any more)
         self._done_bytes = 0
         self._told_at = time.monotonic()
         if request.port:
@@ -145,13 +145,13 @@ class _Taking:
                 self._why = _words(error)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._source is not None:
             self._source.close()
         self._source = None
 
     def take(self, number: int, blob: protocol.Blob) -> None:
-        """Take one blob. Raises OSError if it can't be kept."""
+        """Receive one blob. Raises OSError if it can't be stored."""
         with _arriving(blob) as arrival:
             if self._files is not None:
                 self._files.add(number, arrival.file.fileno())
@@ -163,7 +163,8 @@ class _Taking:
                 self._why = "what came from there was damaged"
                 self.close()
                 if self._files is not None:
-                    self._files.close()  # the next host has had damaged bytes too, and sees it by the end of file
+                    # the next host has received the damaged bytes too, and notices it by the end of file
+                    self._files.close()
                 arrival.begin_again()
                 self._take_from_notebook(number, arrival)
         self._done_bytes += blob.size_bytes
@@ -173,7 +174,7 @@ class _Taking:
             return
         pieces = self._source.pieces(arrival.left_bytes)
         while True:
-            # Only what the source raises is meant: an error of this disk, in `_add`, ends it all.
+            # Only errors of the source are caught: an error of this host's disk, in `_add`, ends it all.
             try:
                 data = next(pieces, None)
             except (OSError, EOFError) as error:
@@ -207,7 +208,7 @@ class _Taking:
 
 
 class _Arrival:
-    """A blob that is coming in, and the file that it is written to."""
+    """A blob that is being received, and its file."""
 
     def __init__(self, blob: protocol.Blob, file: BinaryIO) -> None:
         self.blob = blob
@@ -215,14 +216,14 @@ class _Arrival:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Throw away what has arrived."""
+        """Discard the received bytes."""
         self.file.seek(0)
         self.file.truncate()
         self.size_bytes = 0
         self._digest = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add to it. Raises OSError when the disk is full."""
+        """Append to the file. Raises OSError if the disk is full."""
         self._digest.update(data)
         view = memoryview(data)
         self.size_bytes += len(view)
@@ -231,19 +232,19 @@ class _Arrival:
 
     @property
     def left_bytes(self) -> int:
-        """How much is still to come."""
+        """The number of bytes still to come."""
         return self.blob.size_bytes - self.size_bytes
 
     @property
     def is_good(self) -> bool:
-        """Whether the received bytes have the SHA-256 that was announced."""
+        """Whether the received bytes have the announced SHA-256."""
         return self._digest.hexdigest() == self.blob.sha256
 
 
 @contextlib.contextmanager
 def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
-    """Give a blob a file to come into, which is kept under its name after the block. Raises OSError if it came damaged."""
-    # Without a buffer: while it grows, the file is read by the server that hands it on to the next host.
+    """Yield a file for a blob; it gets its name after the block. Raises OSError if the blob arrived damaged."""
+    # Unbuffered: while it grows, the server reads it in order to send it to the next host.
     with atomic_write(places.blob(blob.sha256), is_buffered=False) as file:
         arrival = _Arrival(blob, file)
         yield arrival
@@ -253,7 +254,7 @@ def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
 
 @contextlib.contextmanager
 def read_out(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
-    """Read the pieces to their end in any case, also where the disk is full: the next line begins behind them."""
+    """Read the pieces to their end even if the disk is full, because the next line of the protocol follows them."""
     try:
         yield pieces
     finally:
@@ -266,12 +267,12 @@ def _words(error: BaseException) -> str:
 
 
 def is_whole(blob: protocol.Blob) -> bool:
-    """Whether a file is here, and not cut short or empty as the loss of power leaves them."""
+    """Whether a file is on this host with its full size; a power failure may leave it short or empty."""
     try:
         with places.blob(blob.sha256).open("rb") as file:
             about = os.fstat(file.fileno())
             if not places.is_private(about):
-                return False  # somebody else could change it later
+                return False  # another user could change it later
             return found_files.digest(file, 0, about.st_size) == blob.sha256
     except OSError:
         return False

@@ -1,12 +1,12 @@
-"""Blobs from host to host: a host that has them, or is receiving them, serves them to one other host.
+"""Sends blobs from host to host: a host that has them, or is receiving them, serves them to one other host.
 
-Both ends get the same certificate and key over SSH, made for this one delivery. They speak TLS 1.3, and each end
-goes on only if the other shows that very certificate, before any byte of a blob. Then the server alone speaks:
+Both ends get the same certificate and key over SSH, made for this delivery. They use TLS 1.3, and each end continues
+only if the other has that certificate, before any byte of a blob is sent. Then only the server sends:
 
-    4 bytes, big-endian: how many bytes follow; none: nothing new yet, but still here
+    4 bytes, big-endian: the number of bytes that follow; 0: nothing new yet, but the server is alive
 
-The blobs follow one another in an order that both know. The receiver checks their SHA-256, and asks the notebook for
-them when anything is wrong: so nothing here is tried again.
+The blobs are sent in an order that both ends know. The receiver checks their SHA-256, and requests them from the
+notebook if anything is wrong, so no transfer is retried.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import Secret
 
 CONNECT_S = 2.0
-ALONE_S = 30.0  # a server to which nobody comes gives up
-STALL_S = 5.0  # a server that says nothing at all for so long is given up
-_SLOW_S = 30.0  # for a taker to take something
-_ALIVE_S = 1.0  # between two signs of life
+ALONE_S = 30.0  # a server stops after this time without a connection
+STALL_S = 5.0  # a server that sends nothing for so long counts as dead
+_SLOW_S = 30.0  # time limit for a receiver to take data
+_ALIVE_S = 1.0  # pause between two signs of life
 _BACKLOG = 128
 _TICK_S = 0.1
 FRAME_BYTES = 1 << 18
@@ -51,7 +51,7 @@ class Growing:
         self._is_over = False
 
     def add(self, number: int, descriptor: int, ready_bytes: int = 0) -> None:
-        """Make a file known, of which so many bytes are there. The descriptor stays the caller's."""
+        """Add a file of which so many bytes are ready. The descriptor stays the caller's."""
         with self._changed:
             if not self._is_over and self._files[number] is None:
                 self._files[number] = os.dup(descriptor)
@@ -59,13 +59,16 @@ class Growing:
                 self._changed.notify_all()
 
     def grow(self, number: int, ready_bytes: int) -> None:
-        """Note that so many bytes of a file are there."""
+        """Record that so many bytes of a file are ready."""
         with self._changed:
             self._ready[number] = max(ready_bytes, self._ready[number])
             self._changed.notify_all()
 
     def read(self, number: int, offset: int, timeout_s: float) -> bytes:
-        """Return some bytes from `offset` on, b"" if there are none for so long. Raises EOFError if none will come."""
+        """Return some bytes from `offset` on, b"" if there are none within `timeout_s`.
+
+        Raises EOFError if none will come.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_over or self._ready[number] > offset, timeout_s
@@ -78,11 +81,11 @@ class Growing:
                 return b""
             data = os.pread(file, min(ready - offset, FRAME_BYTES), offset)
         if not data:
-            raise EOFError  # somebody has cut the file
+            raise EOFError  # the file has been truncated
         return data
 
     def close(self) -> None:
-        """Close the files; a `read` that waits for more raises EOFError."""
+        """Close the files; a waiting `read` raises EOFError."""
         with self._changed:
             self._is_over = True
             for file in self._files:
@@ -93,9 +96,9 @@ class Growing:
 
 
 class BlobServer:
-    """Serves files that grow to the first peer that has the secret; in a thread of its own, until `close`.
+    """Serves growing files to the first peer that has the secret, on its own thread, until `close`.
 
-    It listens on `address` alone, and only until that peer has come. `sizes` are the files' bytes.
+    It listens only on `address`, and only until that peer has connected. `sizes` are the files' bytes.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class BlobServer:
         self._thread = threads.begin("spread", self._run)
 
     def close(self) -> None:
-        """Stop, whatever it is doing, and return when nothing listens and no connection is open."""
+        """Stop at once, and return when nothing listens and no connection is open."""
         self._is_over.set()
         self._files.close()
         if self._raw is not None:
@@ -137,10 +140,10 @@ class BlobServer:
                             data = self._files.read(number, offset, _ALIVE_S)
                             taker.sendall(_HEAD.pack(len(data)) + data)
                             offset += len(data)
-                    # It hangs up when it has all: closing sooner could throw away what is on its way.
+                    # The receiver closes when it has all: closing earlier could discard data on its way.
                     taker.recv(1)
         except (OSError, EOFError):
-            # The taker is gone, or there is nothing to serve any more: it turns to the notebook.
+            # The receiver is gone, or there is no more data: it turns to the notebook.
             return
         finally:
             self._files.close()
@@ -161,13 +164,13 @@ class BlobServer:
 
 
 class BlobSource:
-    """The taker's end of a connection to a `BlobServer`.
+    """The receiver's end of a connection to a `BlobServer`.
 
-    It waits for a few seconds without a look at the notebook: a server whose notebook is gone hangs up, or says nothing.
+    It blocks for a few seconds without checking the notebook: a server whose notebook is gone closes, or falls silent.
     """
 
     def __init__(self, address: str, port: int, secret: Secret) -> None:
-        """Connect. Raises OSError; SSLError for a server that doesn't have the secret."""
+        """Connect. Raises OSError; SSLError for a server without the secret."""
         tls = context(secret, is_server=False)
         plain = socket.create_connection((address, port), timeout=CONNECT_S)
         with contextlib.ExitStack() as undo:
@@ -179,9 +182,9 @@ class BlobSource:
         self._tls.settimeout(STALL_S)
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """Yield the next `size` bytes; each piece is good until the next is asked for.
+        """Yield the next `size` bytes; each piece is valid until the next is requested.
 
-        Raises OSError, or EOFError, as soon as the server does not keep to what is expected of it.
+        Raises OSError, or EOFError, as soon as the server violates the protocol.
         """
         head = memoryview(bytearray(_HEAD.size))
         data = memoryview(bytearray(FRAME_BYTES))
@@ -203,5 +206,5 @@ class BlobSource:
             view = view[got:]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._tls.close()

@@ -1,8 +1,8 @@
-"""The first program on a host: sent as text on stdin, runs on any Python, fetches the bundle if it isn't there.
+"""The first program on a host: sent as text to stdin, runs on any Python, and requests the bundle if it is missing.
 
 notebook: FIRST lines           host: PYTHON
 notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
-notebook: size, bundle bytes    host: goes on as `contact`, out of the bundle
+notebook: size, bundle bytes    host: continues as `contact`, from the bundle
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import zlib
 
 MARK = b"distmagic-boot "
 PYTHON = b"distmagic-python"
-# What a log-in shell says whose start-up files have put another shell in the place of the Python, which reads this.
-# Where they take some lines of input, it is these.
+# Output of a log-in shell whose start-up files have replaced Python by another shell, which reads these lines. If such
+# files read some lines of input, they read these.
 SHELL = b"distmagic-shell"
 FIRST = b"echo distmagic-shell; exit\n" * 3
-# A host never learns that its connection died before the program came: this Python ends by itself after this silence.
+# A host never notices that its connection died before the program came: this Python ends by itself after this time.
 SILENCE_S = 60
-# The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
+# The first words remove the working directory from the path, so that a json.py in the user's home does not replace
+# Python's own.
 BOOTSTRAP = (
     f"import sys;sys.path[:]=[p for p in sys.path if p];import signal;signal.alarm({SILENCE_S});"
     'print("distmagic-python");f=getattr(sys.stdin,"buffer",sys.stdin);'
     'exec(next((l for l in iter(f.readline,b"")if l[:5]!=b"echo "),""))'
 )
 
-# Runs on Pythons that are too old for the rest, so that the notebook can say so.
+# Runs on Pythons that are too old for the rest, so that the notebook can report that.
 _PROGRAM = r"""
 import hashlib, json, os, signal, stat, sys
 def distmagic_others(gid):
@@ -155,7 +156,7 @@ distmagic_boot("@SHA@")
 
 @functools.cache
 def program(sha256: str) -> bytes:
-    """Return the one line to send to `BOOTSTRAP`, for a bundle of this SHA-256."""
+    """Return the line to send to `BOOTSTRAP`, for a bundle with this SHA-256."""
     source = _PROGRAM.replace("@MARK@", MARK.decode()).replace("@SHA@", sha256)
     packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
     return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))\n".encode()

@@ -1,6 +1,6 @@
 """The process behind one SSH channel: answers the notebook, one request after the other.
 
-It holds nothing: when its channel ends it ends, and agents go on under their lease.
+It keeps no state: it ends with its channel, and agents run on under their lease.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
-_TOUCH_S = 30.0  # well within the time after which `expiry` takes a file for unused
+_TOUCH_S = 30.0  # well within the time after which `expiry` treats a file as unused
 
 
 class Contact:
-    """The conversation on stdin and stdout. Standard output is ours alone: stray prints go to stderr."""
+    """The conversation on stdin and stdout. Only messages are written to stdout: other prints go to stderr."""
 
     def __init__(self, umask: int) -> None:
         self._umask = umask  # the user's own, for the ranks
@@ -94,10 +94,10 @@ class Contact:
         }
 
     def run(self) -> None:
-        """Send the facts, then answer until end of file."""
+        """Send the facts about this host, then answer requests until end of file."""
         self._send_facts()
         environments.touch_own()
-        # After the facts, which the notebook waits for: on a slow disk it takes its time.
+        # After the facts, for which the notebook waits: this is slow on a slow disk.
         with contextlib.suppress(OSError):
             sweep.sweep_dead()
         with contextlib.suppress(OSError):
@@ -105,13 +105,14 @@ class Contact:
         line = self._line()
         while line is not None:
             _, request = protocol.decode(line)
-            # A request for an agent that ended meanwhile has no handler here.
+            # A request for an agent that has ended meanwhile has no handler here.
             if type(request) in self._handlers:
                 self._answer(request)
             line = self._line()
 
     def _answer(self, request: protocol.Message) -> None:
-        # Blobs are served to the next host while they arrive here. Any other request means that the delivery is over.
+        # Blobs are served to the next host while they arrive on this one. Any other request means that the delivery is
+        # over.
         if not isinstance(request, protocol.ServeBlobs | protocol.ReceiveBlobs):
             self._receiver.close()
         try:
@@ -122,7 +123,7 @@ class Contact:
     # ---- bytes
 
     def say(self, message: protocol.Message) -> None:
-        """Tell the notebook something."""
+        """Send a message to the notebook."""
         self.write(protocol.encode(message))
 
     def write(self, data: bytes) -> None:
@@ -137,13 +138,14 @@ class Contact:
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
-            # Other hosts may take minutes to receive a payload that this one has already. Nobody else keeps it meanwhile.
+            # Other hosts may take minutes to receive a payload that this one already has. Nothing else protects its
+            # files meanwhile.
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
                 if self._devices.descriptors:
-                    # An empty line, which the notebook passes over. Where a firewall has cut the connection, the SSH server
-                    # here learns of it only when it sends something; devices would be kept for hours.
+                    # An empty line, which the notebook ignores. If a firewall has cut the connection, this host's SSH
+                    # server only notices it when it sends something; devices would stay reserved for hours.
                     try:
                         self.write(b"\n")
                     except OSError:
@@ -160,18 +162,18 @@ class Contact:
             most = min(size, _CHUNK)
             data = self._lines.take(most) or os.read(0, most)
             if not data:
-                sys.exit(0)  # the channel is gone in the middle of a file
+                sys.exit(0)  # the channel ended in the middle of a file
             size -= len(data)
             yield data
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
-        """Wait until a pipe can be read, if there is one, and end with the channel. Raises TimeoutError."""
+        """Wait until `pipe` can be read; None only waits. Raises TimeoutError, and exits with the channel."""
         sources: list[int | IO[bytes]] = [0] if pipe is None else [0, pipe]
         ready, _, _ = select.select(sources, [], [], timeout_s)
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
-                sys.exit(0)  # the channel is gone
+                sys.exit(0)  # the channel has ended
             self._lines.feed(data)
         elif not ready:
             raise TimeoutError
@@ -184,36 +186,36 @@ class Contact:
         self.say(replace(found, running=listing.running(), write_error=write_error))
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
-        """Send the facts once more: a port that was free need not be so any more. Refused where the bundle is gone."""
+        """Send the facts again: a port that was free may be in use now. Refused if the bundle is gone."""
         os.stat(sys.path[0])
         self._send_facts()
 
     def _send_route(self, request: protocol.GetRoute) -> None:
-        """Send the address from which this host dials a peer, and the time here."""
+        """Send this host's address on its route to a peer, and its time."""
         address, interface = facts.route(request.peer)
         now = time.time()
         self.say(protocol.Route(address=address, interface=interface, time_s=now))
 
     def _send_free_port(self, request: protocol.GetFreePort) -> None:
-        """Send a port that is free now, and keep it from other runs as long as this contact is there."""
+        """Send a port that is free now, and reserve it against other runs while this contact lives."""
         port, holder = facts.reserve_port(request.address)
         if self._port_holder is not None:
-            self._port_holder.close()  # of the run before this one
+            self._port_holder.close()  # for the previous run
         self._port_holder = holder
         self.say(protocol.FreePort(port=port))
 
     def _examine(self, request: protocol.Examine) -> None:
-        """Send what can be wrong with this host, and listen for other hosts from now on."""
-        from distmagic.remote.checkup import doors, examination  # rare
+        """Send the doctor's data about this host, and listen for other hosts from now on."""
+        from distmagic.remote.checkup import doors, examination  # rarely needed
 
         found = examination.examine(request.packages)
         try:
             address, interface = facts.route(request.peer)
-        except OSError:  # no way leads there
+        except OSError:  # no route to it
             address, interface = facts.route("")
         self._close_doors()
         self._doors = doors.Doors(address, request.ports, request.secret)
-        # The time comes last: on its way the answer is to be as young as possible.
+        # The time is read last, so that it is as recent as possible on arrival.
         route = protocol.Route(address=address, interface=interface, time_s=time.time())
         self.say(replace(found, route=route, ports=self._doors.ports))
 
@@ -223,15 +225,15 @@ class Contact:
             self._doors = None
 
     def _knock(self, request: protocol.Knock) -> None:
-        """Send which of these doors of other hosts can be dialled from here, or listen for others no more."""
-        from distmagic.remote.checkup.doors import knock  # rare
+        """Send the ports of other hosts to which this host can connect, or stop listening for others."""
+        from distmagic.remote.checkup.doors import knock  # rarely needed
 
         if not request.doors:
             self._close_doors()
         self.say(protocol.Knocked(answers=knock(request.doors)))
 
     def _claim_devices(self, request: protocol.ClaimDevices) -> None:
-        """Get devices for a job, or send which jobs have them; of this user's own the list of jobs has more."""
+        """Reserve devices for a job, or send the jobs that have them; details of this user's jobs are in their list."""
         if not request.devices:
             self._devices.release()
             self.say(protocol.DevicesClaimed())
@@ -251,21 +253,21 @@ class Contact:
     # ---- jobs
 
     def _start_node(self, request: protocol.StartNode) -> None:
-        """Start an agent, and carry bytes until it is gone."""
-        self._receiver.awaited = ()  # from now on the agent keeps them
+        """Start an agent, and forward bytes until it ends."""
+        self._receiver.awaited = ()  # from now on the agent protects them
         try:
             self._agents.start(request)
         finally:
-            self._devices.release()  # of a job that has not come to an agent
+            self._devices.release()  # of a job for which no agent was started
 
     def _sweep_job(self, request: protocol.SweepJob) -> None:
-        """End what is left of a node of a job, and what dead agents left of its other nodes."""
+        """End what is left of a node of a job, and of dead agents of its other nodes."""
         survivors = sweep.sweep_node(request.job, request.node_rank)
         self.say(protocol.Final(reason="swept", survivors=survivors))
 
     def _profile(self, request: protocol.ProfileRanks) -> None:
-        """Have the ranks of a node profile themselves, and send what has come of it."""
-        from distmagic.remote.training import profiling  # rare
+        """Make the ranks of a node profile themselves, and send the result."""
+        from distmagic.remote.training import profiling  # rarely needed
 
         run_dir = places.run_dir(request.job, request.node_rank)
         profiling.ask(run_dir, request.profile, request.steps)
@@ -274,19 +276,19 @@ class Contact:
         self.say(protocol.Profiled(files=files, waiting=waiting))
 
     def _send_jobs(self, request: protocol.ListJobs) -> None:
-        """Send what this host has of jobs."""
+        """Send the jobs of this host."""
         for one in listing.jobs(request.job):
-            # A line each: all of them can be longer than a line may be.
+            # One line each: all of them may exceed the limit of a line.
             self.say(protocol.Jobs(jobs=(one,)))
         self.say(protocol.Jobs())
 
     def _remove_job(self, request: protocol.RemoveJob) -> None:
-        """Remove what a job that has ended left here."""
+        """Remove the files of a finished job."""
         freed = listing.remove(request.job, request.owner)
         self.say(protocol.Removed(size_bytes=freed))
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
-        """Send how many bytes of unused blobs and environments are kept; remove these if the request asks for it."""
+        """Send the size of unused blobs and environments; remove them if requested."""
         found = expiry.unused(Path(sys.path[0]).name, owner=request.owner)
         if request.removes:
             expiry.remove(path for path, _ in found)
@@ -295,12 +297,12 @@ class Contact:
     # ---- working directories
 
     def _send_work_dirs(self, _: protocol.ListWorkDirs) -> None:
-        """Send what working directories are here, and what was brought."""
+        """Send the working directories of this host, and the files that `put` brought."""
         dirs = (*work_dirs.kept(), *brought_files.kept())
         self.say(protocol.WorkDirs(dirs=dirs[:_MOST_WORK_DIRS]))
 
     def _remove_work_dir(self, request: protocol.RemoveWorkDir) -> None:
-        """Remove a working directory that no job uses, or what was brought."""
+        """Remove a working directory that no job uses, or files that `put` brought."""
         is_path = request.name.startswith("/")
         remove = brought_files.remove if is_path else work_dirs.remove
         self.say(protocol.Removed(size_bytes=remove(request.name)))
@@ -309,14 +311,15 @@ class Contact:
 
     def _sync_environment(self, request: protocol.SyncEnvironment) -> None:
         """Make a virtual environment, or find it."""
-        from distmagic.remote.contact.environment_sync import EnvironmentSync  # rare
+        # Rarely needed.
+        from distmagic.remote.contact.environment_sync import EnvironmentSync
 
         EnvironmentSync(self).sync(request)
 
     # ---- templates
 
     def _ensure_template(self, request: protocol.TemplateRequest) -> None:
-        """Have a template. No answer: where there can be none, jobs are started by exec."""
+        """Start or find a template. No answer is sent: without a template, jobs are started by exec."""
         self.owner = request.owner
         with contextlib.suppress(OSError, ValueError):
             template_client.ensure(
@@ -329,11 +332,11 @@ class Contact:
             template_client.renew(self.owner)
 
     def _send_templates(self, request: protocol.ListTemplates) -> None:
-        """Send what is kept loaded for a notebook."""
+        """Send the templates of a notebook."""
         self.say(protocol.Templates(templates=template_client.templates(request.owner)))
 
     def _end_templates(self, request: protocol.EndTemplates) -> None:
-        """End what is kept loaded for a notebook."""
+        """End the templates of a notebook."""
         template_client.end_all(request.owner)
         self.say(protocol.Templates())
 
@@ -343,4 +346,4 @@ def main(_: list[str]) -> None:
     try:
         Contact(os.umask(0o077)).run()
     except BrokenPipeError:
-        sys.exit(0)  # nobody reads any more
+        sys.exit(0)  # no reader is left

@@ -1,9 +1,9 @@
-"""Makes a virtual environment with packages that a notebook asks for, by uv.
+"""Makes a virtual environment with the packages that a notebook requests, by uv.
 
-Where the host has no uv, the environment gets one of its own, by the pip that `venv` brings.
+If the host has no uv, the environment's own pip installs one into it.
 
-The notebook gets the last line of the installer at least once a second. When its channel ends, all processes started
-here end too.
+The notebook gets the last line of the installer at least once a second. When the channel ends, all started processes
+end too.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ _TELL_S = 0.5
 _LOOK_S = 0.3
 _LINE_CHARS = 200
 _KILLED_S = (
-    1.0  # for a killed program to be gone; one that hangs in the kernel never is
+    1.0  # time for a killed program to end; one that hangs in the kernel never does
 )
-_KEPT_LINES = 400  # of what a program has written; an error has the last of them
+# Lines of a program's output that are kept; an error shows the last of them.
+_KEPT_LINES = 400
 _TOLD_LINES = 8
-# Variables that would lead the installers elsewhere than into the new environment.
+# Variables that would direct the installers away from the new environment.
 _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
-# Of pip's settings those that say where packages come from, which uv does not read.
+# Settings of pip with package sources, which uv does not read.
 _SOURCES = ("index-url", "extra-index-url", "find-links")
 
 
 class EnvironmentSync:
-    """Answers `SyncEnvironment` of one conversation."""
+    """Answers `SyncEnvironment` for one conversation."""
 
     def __init__(self, notebook: Conversation) -> None:
         self._notebook = notebook
         self._began_s = self._said_s = 0.0
-        self._line = ""  # the last one
+        self._line = ""  # the last line of output
 
     def sync(self, request: protocol.SyncEnvironment) -> None:
-        """Have the environment ready, made now or found, and answer with its Python. Raises OSError and ValueError."""
+        """Make or find the environment, and answer with its Python. Raises OSError and ValueError."""
         if "/" in request.name or request.name.startswith(".") or not request.name:
             raise ValueError(f"{request.name[:80]!r} is not the name of an environment")
         self._began_s = time.monotonic()
@@ -77,7 +78,7 @@ class EnvironmentSync:
                 with contextlib.suppress(TimeoutError):
                     self._notebook.wait(None, _TELL_S)
         places.touch([environment.path])
-        # On a full disk it is noted for nobody, and `clean all` leaves it.
+        # On a full disk it gets no owner, and `clean all` leaves it.
         with contextlib.suppress(OSError):
             owners.note(environment.path, request.owner)
         environment.name_it(request.name)
@@ -100,7 +101,7 @@ class EnvironmentSync:
         argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
         cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
         self._must(environment, [*argv, str(environment.path)], cure)
-        # From now on: uv makes an environment in an empty folder alone.
+        # From now on: uv only makes an environment in an empty folder.
         with contextlib.suppress(OSError):
             owners.note(environment.path, request.owner)
         environment.tmp.mkdir()
@@ -116,7 +117,7 @@ class EnvironmentSync:
             _write(wanted, request.lock["pylock.toml"])
             lines: list[str] = []
         elif request.lock:
-            # The requirements that a uv.lock stands for.
+            # The requirements equivalent to a uv.lock.
             folder = environment.path / "lock"
             folder.mkdir()
             for name in ("uv.lock", "pyproject.toml"):
@@ -136,9 +137,9 @@ class EnvironmentSync:
         else:
             lines = list(request.requirements)
         if any(line.startswith(("-i", "--index-url")) for line in lines):
-            # pip takes that of the file, and uv refuses a second one.
+            # pip uses the one in the file, and uv refuses a second one.
             sources = [line for line in sources if not line.startswith("--index-url")]
-        if lines:  # else it is a lock file, which names where each package lies
+        if lines:  # otherwise it is a lock file, which has the location of each package
             lines = [*sources, *lines]
             _write(wanted, "\n".join(lines) + "\n")
         self._say("installing the packages")
@@ -153,7 +154,7 @@ class EnvironmentSync:
     def _must(
         self, environment: Environment, argv: Sequence[str], cure: str = ""
     ) -> None:
-        """Run a program to its end. Raises OSError with the last lines that it has written, if it fails."""
+        """Run a program to its end. If it fails, raises OSError with the last lines of its output."""
         code, said = self._run(environment, argv)
         if code:
             raise OSError(_why(f"{' '.join(argv)} failed", said) + cure)
@@ -161,14 +162,14 @@ class EnvironmentSync:
     def _run(
         self, environment: Environment, argv: Sequence[str]
     ) -> tuple[int, list[str]]:
-        """Run a program to its end; return its exit code, and the last lines that it has written.
+        """Run a program to its end; return its exit code, and the last lines of its output.
 
         Ends with the channel, and leaves no process.
         """
         said: list[str] = []
-        # By this its processes are known; children of this contact can be agents, whose template has ended meanwhile.
+        # This identifies its processes; children of this contact can be agents, whose template has ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
-        # pip leaves there what it has fetched when it is ended.
+        # pip leaves downloads there when it is killed.
         tmp = environment.tmp
         own_tmp = {"TMPDIR": str(tmp)} if tmp.is_dir() else {}
         child = subprocess.Popen(
@@ -177,7 +178,8 @@ class EnvironmentSync:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**_variables(), **own_tmp, processes.MARK: mark},
-            # `python -m` takes modules of the working directory, and uv its configuration: the home may have a token.py.
+            # `python -m` imports from the working directory, and uv reads its configuration there: the home may have a
+            # token.py.
             cwd="/",
             start_new_session=True,
             preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509 - there is one thread
@@ -187,7 +189,7 @@ class EnvironmentSync:
         rest = b""
         try:
             while True:
-                # Whatever it started may keep the pipe open, so the end of the pipe can be long after its own.
+                # Its children may keep the pipe open, so the end of the pipe can be much later than its own.
                 has_ended = child.poll() is not None
                 try:
                     if not has_ended:
@@ -240,19 +242,19 @@ def _variables() -> dict[str, str]:
 
 
 def _write(path: object, text: str) -> None:
-    """Write a file that its owner alone may read: the address of an index can have a password in it."""
+    """Write a file that only its owner may read: the URL of an index can contain a password."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(os.open(str(path), flags, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def _why(what: str, said: Sequence[str]) -> str:
-    """Return which step failed, and the last lines that its program printed."""
+    """Return the failed step, and the last lines that its program printed."""
     return "\n".join([f"{what}:", *(said[-_TOLD_LINES:] or ["it wrote nothing"])])
 
 
 def _sources(pip: Sequence[str]) -> list[str]:
-    """Return where this host's pip finds packages, as lines of a requirements file; they may hold secrets."""
+    """Return the package sources of this host's pip, as lines of a requirements file; they may hold secrets."""
     done = subprocess.run(
         [*pip, "config", "list"],
         check=False,
@@ -263,7 +265,7 @@ def _sources(pip: Sequence[str]) -> list[str]:
     )
     found: dict[str, list[str]] = {}
     for key, value in re.findall(r"^\S+\.([a-z-]+)='(.*)'$", done.stdout, re.MULTILINE):
-        # Its variables stand first, and win.
+        # Its variables come first and take precedence.
         found.setdefault(key, value.replace("\\n", " ").split())
     lines = [f"--{key} {one}" for key in _SOURCES for one in found.get(key, ())]
     if found.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"):

@@ -27,18 +27,18 @@ from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFi
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
 
-_FILES_A_MESSAGE = 50  # a line has its limit, and names may be long
+_FILES_A_MESSAGE = 50  # a line has a size limit, and names may be long
 
 
 class FileExchange:
-    """What one contact does with files. `umask` is that of the user."""
+    """The file requests of one contact. `umask` is the user's."""
 
     def __init__(self, notebook: Conversation, umask: int) -> None:
         self._notebook = notebook
         self._umask = umask
 
     def list(self, request: protocol.ListFiles) -> None:
-        """Send which files below a folder fit a pattern. Raises OSError, and ValueError for too many."""
+        """Send the files below a folder that match a pattern. Raises OSError, and ValueError for too many."""
         found = []
         for file in found_files.find(_place(request.folder), request.pattern):
             found.append(
@@ -54,12 +54,15 @@ class FileExchange:
         self._notebook.say(protocol.FoundFiles())
 
     def send(self, request: protocol.ReadFile) -> None:
-        """Send a file as long as it is now, without what the notebook has of it. Raises OSError and ValueError."""
+        """Send a file with its current length, without the part that the notebook has.
+
+        Raises OSError and ValueError.
+        """
         path = file_names.unquoted(request.path)
         with found_files.opened(_place(request.folder), path) as file:
             before = os.fstat(file.fileno())
             offset = 0
-            sent = hashlib.sha256()  # of all that the notebook has then
+            sent = hashlib.sha256()  # digest of all that the notebook then has
             if 0 < request.size_bytes <= before.st_size:
                 for data in found_files.pieces(file, 0, request.size_bytes):
                     sent.update(data)
@@ -72,7 +75,7 @@ class FileExchange:
                 sent.update(data)
                 self._notebook.say(protocol.Data(size_bytes=len(data)))
                 self._notebook.write(data)
-            # What was added to its end does no harm.
+            # Text appended meanwhile does no harm.
             after = os.fstat(file.fileno())
             times = (before.st_mtime_ns, before.st_size)
             has_changed = (after.st_mtime_ns, after.st_size) != times and (
@@ -81,9 +84,9 @@ class FileExchange:
             self._notebook.say(FileEnds(has_changed=has_changed))
 
     def receive(self, request: protocol.WriteFile) -> None:
-        """Receive a file, without what has come of it before, and name it when it is whole.
+        """Receive the missing part of a file, and give it its name when it is complete.
 
-        Raises OSError, and ValueError for one that has changed while it was sent.
+        Raises OSError, and ValueError for a file that changed while it was sent.
         """
         path = file_names.unquoted(request.path)
         target = os.path.join(_place(request.folder), path)
@@ -98,7 +101,7 @@ class FileExchange:
         os.makedirs(above, exist_ok=True)
         half = Path(above, f".distmagic-{request.sha256[:32]}.part")
         with resumed_write(half, 0o600) as (file, part):
-            # Append what is missing to what came before. The notebook sends all of it, also when the disk is full.
+            # Append the missing part. The notebook sends all of it, even if the disk is full.
             have = min(os.fstat(file.fileno()).st_size, request.size_bytes)
             if request.size_bytes - have > shutil.disk_usage(file.fileno()).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -119,7 +122,7 @@ class FileExchange:
         self._notebook.say(FileEnds())
 
     def place(self, request: protocol.PlaceFiles) -> None:
-        """Have blobs become files, and send which of them are lacking. Raises OSError."""
+        """Turn blobs into files, and send those that are missing. Raises OSError."""
         folder = _place(request.folder)
         lacking: list[str] = []
         placed: list[str] = []
@@ -138,20 +141,21 @@ class FileExchange:
                 try:
                     brought_files.place(sha256, target, mode, keeps=left[sha256] > 0)
                 except FileNotFoundError:
-                    lacking.append(sha256)  # a host of the same home has just taken it
+                    # A host with the same home has just taken it.
+                    lacking.append(sha256)
                     continue
             placed.append(path)
         brought_files.note(folder, placed, request.origin, request.owner)
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
 
-    # ---- what is kept here of jobs, and blobs
+    # ---- files of jobs, and blobs
 
     def send_job_file(self, request: protocol.GetFile) -> None:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         with contextlib.ExitStack() as stack:
             parts = []
-            # A name with / in it would lead elsewhere.
+            # A name with / in it would lead outside.
             if request.name == path.name and path.parent.is_dir():
                 parts = logs.open_all(path, stack)
             if not parts:
@@ -172,13 +176,13 @@ class FileExchange:
                 skip -= begin
 
     def note_taken(self, request: protocol.ResultTaken) -> None:
-        """Note that a notebook has a result. What it was only sent may have been lost on the way."""
+        """Record that a notebook has received a result. A result that was only sent may have been lost on its way."""
         path = places.job_dir(request.job, request.node_rank) / request.name
         if request.name == path.name and path.suffix == ".result" and path.exists():
             expiry.mark_fetched(path)
 
     def send_blob(self, request: protocol.GetBlob) -> None:
-        """Send a blob, for a host that comes to a job later."""
+        """Send a blob, for a host that joins a job later."""
         path = places.blob(request.sha256)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -188,14 +192,14 @@ class FileExchange:
 
 
 def _place(folder: Folder) -> str:
-    """Return where a folder is. Raises OSError for a job of which nothing is kept here."""
+    """Return the path of a folder. Raises OSError for a job without files on this host."""
     if folder.job:
         return listing.work_dir(folder.job, folder.node_rank)
     return os.path.join(os.path.expanduser("~"), os.path.expanduser(folder.path))
 
 
 def _is_same(target: str, size_bytes: int, sha256: str) -> bool:
-    """Whether a file has been received before."""
+    """Whether a file was received before."""
     try:
         if os.lstat(target).st_size != size_bytes:
             return False

@@ -1,4 +1,4 @@
-"""Connections of TLS 1.3 between two ends that hold the same certificate and key: each goes on only if the other shows it."""
+"""TLS 1.3 connections between two ends with the same certificate and key: each continues only if the other shows it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import time
 from distmagic.remote.wire.protocol import Secret
 
 HANDSHAKE_S = 5.0
-# Named by both ends in the handshake (ALPN). It proves nothing: it tells an end that has another secret from a stranger.
+# Both ends name it in the handshake (ALPN). It proves nothing: it distinguishes a distmagic peer with another secret
+# from a stranger.
 _PROTOCOL = "distmagic"
-# Connections without a certificate so far; one more, and the oldest is closed.
+# Connections that have not shown a certificate; one more, and the oldest is closed.
 _MOST_HANDSHAKES = 32
 
 
 def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
-    """Return how an end of a connection proves itself and what it accepts: the secret's certificate, nothing else."""
+    """Return the TLS context of one end: it shows and accepts the secret's certificate, nothing else."""
     made = ssl.SSLContext(
         ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     )
@@ -27,7 +28,7 @@ def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=secret.certificate)
-    # Without a name: nobody else can open it, and it can't be left behind.
+    # Without a name: no other process can open it, and it can't be left behind.
     with tempfile.TemporaryFile() as file:
         file.write((secret.certificate + secret.key).encode())
         file.flush()
@@ -46,10 +47,10 @@ def check_peer(tls: ssl.SSLSocket, secret: Secret) -> None:
 
 
 def is_other_secret(tls: ssl.SSLSocket, error: OSError) -> bool:
-    """Whether a handshake failed because the other end, which is one of ours too, holds another certificate.
+    """Whether a handshake failed because the other end is a distmagic peer with another certificate.
 
-    The client looks first: it sees the certificate of the server, which sees the alert that follows from it. A scan of
-    ports, a browser, and a server of anything else never count.
+    The client checks first: it sees the server's certificate, and the server sees the resulting alert. Port scans,
+    browsers and other servers never count.
     """
     is_about_certificates = (
         isinstance(error, ssl.SSLCertVerificationError)
@@ -59,7 +60,7 @@ def is_other_secret(tls: ssl.SSLSocket, error: OSError) -> bool:
 
 
 class Handshakes:
-    """TLS handshakes that are under way: few, each for a short time, and none holds up another."""
+    """Pending TLS handshakes: few, each for a short time, and none delays another."""
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext, secret: Secret
@@ -67,12 +68,13 @@ class Handshakes:
         self._listener = listener
         self._context = tls
         self._secret = secret
-        self._waiting: dict[ssl.SSLSocket, float] = {}  # until when, the oldest first
+        # With their deadline, oldest first.
+        self._waiting: dict[ssl.SSLSocket, float] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
     def look(self, timeout_s: float) -> ssl.SSLSocket | None:
-        """Go on with every handshake; return a connection that has shown the certificate."""
+        """Continue all handshakes; return a connection that has shown the certificate."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -87,7 +89,7 @@ class Handshakes:
         try:
             plain, _ = self._listener.accept()
         except OSError:
-            return  # it has gone again
+            return  # the peer has gone again
         if len(self._waiting) >= _MOST_HANDSHAKES:
             self._refuse(next(iter(self._waiting)))
         try:
@@ -124,7 +126,7 @@ class Handshakes:
         self._remove(tls).close()
 
     def close(self) -> None:
-        """Close all connections whose handshake is under way."""
+        """Close all connections with a pending handshake."""
         for tls in list(self._waiting):
             self._refuse(tls)
         self._selector.close()

@@ -1,4 +1,4 @@
-"""Carries bytes between the notebook and one agent."""
+"""Forwards bytes between the notebook and one agent."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from distmagic.remote.wire import protocol
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
 
-# How often, and how far apart, it is looked whether an agent that has closed its connection ends.
+# How often, and how far apart, to check whether an agent that has closed its connection ends.
 _DYING_LOOKS = 10
 _DYING_S = 0.05
 
 
 def connect(path: Path) -> socket.socket:
-    """Return a connection to an agent. Raises OSError, `BlockingIOError` where too many others wait for one already."""
+    """Return a connection to an agent. Raises OSError; `BlockingIOError` if too many others already wait for one."""
     conn = socket.socket(socket.AF_UNIX)
     try:
-        # Of an agent that is stopped the connection would wait for ever.
+        # A connection to a stopped agent would wait forever.
         conn.setblocking(False)
         conn.connect(str(path))
         conn.setblocking(True)
@@ -42,17 +42,17 @@ def connect(path: Path) -> socket.socket:
 def relay(
     notebook: Conversation, conn: socket.socket, attach: protocol.FollowJob
 ) -> bool:
-    """Carry bytes both ways until the agent closes; return whether it sent anything.
+    """Forward bytes both ways until the agent closes; return whether it sent anything.
 
     An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
     they are in the journal. If the agent still runs, this process exits, and the notebook connects again.
     """
     has_spoken = False
-    # The number of the last event that was sent on.
+    # The number of the last forwarded event.
     last = None if attach.live else attach.after
-    torn = b""  # the beginning of a line: only whole lines are sent on
+    torn = b""  # the start of a line: only whole lines are forwarded
     with conn, selectors.DefaultSelector() as selector:
-        # An agent that has ended already is noticed below.
+        # An agent that has already ended is noticed below.
         with contextlib.suppress(ConnectionError):
             conn.sendall(protocol.encode(attach) + notebook.take_rest())
         selector.register(0, selectors.EVENT_READ, "notebook")
@@ -76,15 +76,15 @@ def relay(
             if "notebook" in sides:
                 data = os.read(0, 65536)
                 if not data:
-                    sys.exit(0)  # the channel is gone; the agent waits for its lease
-                # It ends; what it has said is still to be read.
+                    sys.exit(0)  # the channel has ended; the agent waits for its lease
+                # It ends; its last output must still be read.
                 with contextlib.suppress(ConnectionError):
                     conn.sendall(data)
                 notebook.renew_templates()
 
 
 def _still_runs(attach: protocol.FollowJob) -> bool:
-    """Whether the agent that has closed its connection is there. One that was killed closes its sockets one by one."""
+    """Whether the agent that closed its connection still runs. A killed process closes its sockets one by one."""
     for _ in range(_DYING_LOOKS):
         if not listing.is_running(attach.job, attach.node_rank):
             return False

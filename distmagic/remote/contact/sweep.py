@@ -1,4 +1,4 @@
-"""Ends what agents left that were killed."""
+"""Ends what killed agents have left."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from distmagic.remote.system import processes
 
 
 def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
-    """End what is left of a node of a job, and what dead agents left of its other nodes; return what could not be ended.
+    """End what is left of a node of a job, and of dead agents of its other nodes; return what could not be ended.
 
-    An agent of another node goes on, also one that has just been started and has said nothing yet: one host may be several
-    nodes of a job, under several names.
+    A live agent of another node runs on, even one that has just started and has recorded nothing: one host may be
+    several nodes of a job, under several names.
     """
     own_dir = places.run_dir(job, node_rank) if node_rank is not None else None
     noted = {
@@ -24,8 +24,8 @@ def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
         if folder == own_dir or (agent is None and places.is_deserted(folder))
     ]
     spared = [agent for folder, agent in noted.items() if agent and folder != own_dir]
-    # The agents of other nodes, also without a directory, and those that are just being started.
-    # Where the node's own agent is not known, one of which nothing is known is taken for it.
+    # The agents of other nodes, including those without a directory or just being started. If the node's own agent is
+    # unknown, an agent without any record is assumed to be it.
     own = listing.agent_of(job, node_rank) if node_rank is not None else None
     found = listing.agents_of(job)
     if node_rank is None or own is not None:

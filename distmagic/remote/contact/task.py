@@ -1,10 +1,10 @@
-"""One node of a job as a task of a platform, such as OSMO, on which no notebook can open a channel.
+"""Runs one node of a job as a task of a platform, such as OSMO, to which no notebook can open a channel.
 
     python BUNDLE task FOLDER TORCHRUN'S FLAGS...
 
-`FOLDER` has a `StartNode` message in the file `start`, and its blobs. The task is to a contact what a notebook is
-elsewhere: it starts it, has it start the agent, and renews the lease. What the agent tells becomes lines of the
-task's log (wire/log_lines.py), a line a second of each rank at most. The task ends as its agent ended, with 0 or 1.
+`FOLDER` has a `StartNode` message in the file `start`, and its blobs. The task plays the notebook's part for a contact:
+it starts the contact, requests the agent, and renews the lease. The agent's events become lines of the task's log
+(wire/log_lines.py), at most one line per second and rank. The task exits with 0 or 1, like its agent.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from distmagic.remote.records import places
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.lines import Lines
 
-START = "start"  # the file in the folder
-MOST_RESULT_BYTES = 1 << 20  # of what rank 0 returned
+START = "start"  # file name in the folder
+MOST_RESULT_BYTES = 1 << 20  # size limit of rank 0's return value
 _EVERY_S = 1.0
-# A platform keeps the last lines of a log only: of these a rank, or the host, has the latest one written now and then.
+# A platform only keeps the last lines of a log: the latest of these messages of each rank or host is repeated now and
+# then.
 _SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
-_ROWS = 50  # of metrics, of one rank in one line
+_ROWS = 50  # metrics of one rank in one line
 _TEXT_CHARS = 32_000
 _NOTICE_CHARS = 1000
-_LINGER_S = 3.0  # a platform ends the other tasks when the first one has ended: they may have lines to write
+_LINGER_S = 3.0  # a platform ends the other tasks after the first one has ended: they may still have lines to write
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class MessageLog:
-    """Writes messages as lines. Progress and output of a rank that come within a second become one line.
+    """Writes messages as lines. Progress and output of a rank within one second become one line.
 
-    Stacks are left out: nobody can ask for them here.
+    Stacks are left out, because nobody can ask for them.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class MessageLog:
         self._out = out
         self._clock = clock
         self._waiting: list[protocol.Message] = []
-        # When the next one of a kind and a rank may come.
+        # When the next message of a kind and a rank may be written.
         self._due_s: dict[tuple[type, int], float] = {}
         self._number = 0
 
     def add(self, message: protocol.Message) -> None:
-        """Take a message; one that cannot wait is written at once, after those that came before it."""
+        """Add a message; an urgent one is written at once, after those before it."""
         if isinstance(message, protocol.Stacks | protocol.StacksDone):
             return
         if type(message) not in (protocol.Progress, protocol.Output, *_SELDOM_S):
@@ -72,7 +73,7 @@ class MessageLog:
         self._waiting.append(message)
 
     def flush(self, *, is_end: bool = False) -> None:
-        """Write what waits, and of what is written seldom only what is due; at the end all."""
+        """Write the waiting messages; of the repeated ones, those that are due, or all at the end."""
         now = self._clock()
         waiting, self._waiting = self._waiting, []
         for message in waiting:
@@ -84,7 +85,7 @@ class MessageLog:
                 self._waiting.append(message)
 
     def result(self, rank: int, data: bytes) -> None:
-        """Write what a rank returned."""
+        """Write a rank's return value."""
         text = base64.b64encode(data).decode()
         self._print(log_lines.written(log_lines.RESULT, rank, text))
 
@@ -101,7 +102,7 @@ class MessageLog:
 def merged(
     before: protocol.Message, message: protocol.Message
 ) -> protocol.Message | None:
-    """Return one message that says what both say, the later one last; None where there is none. Pure."""
+    """Return two messages merged into one, the later one taking precedence; None if they can't be merged. Pure."""
     of_one_rank = getattr(before, "rank", -1) == getattr(message, "rank", -1)
     if type(before) is not type(message) or not of_one_rank:
         return None
@@ -128,7 +129,7 @@ class Task:
     def __init__(self, folder: Path, flags: tuple[str, ...], log: MessageLog) -> None:
         self._log = log
         self._start = _start_message(folder, flags)
-        # The payload is laid where agents look for it.
+        # The payload is placed where agents look for it.
         for name in (self._start.call, self._start.code, *self._start.side_files):
             target = places.blob(name)
             places.make_private(target.parent)
@@ -144,13 +145,13 @@ class Task:
         self._work = ""
         self._result_bytes: int | None = None
         self._code: int | None = None
-        self._final: protocol.Final | None = None  # its line is the last one of all
+        self._final: protocol.Final | None = None  # its line is the very last one
         self._must_stop = False
 
     def run(self) -> int:
         """Follow the agent to its end; return the task's exit code."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_must_stop", True))
-        self._next()  # the facts, for which nobody has asked here
+        self._next()  # skips the facts, which are not needed
         self._send(self._start)
         is_stopping = False
         renewed_at = flushed_at = time.monotonic()
@@ -159,7 +160,7 @@ class Task:
             now = time.monotonic()
             if self._must_stop and not is_stopping:
                 is_stopping = True
-                # For this reason ranks that handle SIGTERM get it, as they would from OSMO.
+                # For this reason, ranks that handle SIGTERM get it, as they would from OSMO.
                 grace_s = self._start.terms.grace_s
                 why = "the agent was asked to end"
                 self._send(protocol.StopNode(grace_s=grace_s, reason=why))
@@ -177,7 +178,7 @@ class Task:
         return self._end(message.error)
 
     def _end(self, error: str) -> int:
-        """Write what is left to tell, the last event last; return the exit code."""
+        """Write the remaining messages, the last event last; return the exit code."""
         self._log.flush(is_end=True)
         if error:
             self._log.add(protocol.Notice(text=f"its agent reports: {error}"))
@@ -204,7 +205,7 @@ class Task:
         self._log.add(message)
 
     def _keep_results(self) -> None:
-        """Write what rank 0 returned, if it ran here, and copy what it has left to where the platform keeps it."""
+        """Write rank 0's return value, if it ran here, and copy its files to the platform's output folder."""
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._file("rank0.result"))
         output = os.environ.get("OUTPUT_DIR", "")
@@ -213,7 +214,7 @@ class Task:
         try:
             shutil.copytree(self._work, output, symlinks=True, dirs_exist_ok=True)
         except OSError as error:
-            # For a pipe or a file that can't be read; all others are copied by then.
+            # A pipe or an unreadable file; all others are copied by then.
             text = f"not all files of {self._work} were kept: {error}"
             self._log.add(protocol.Notice(text=text[:_NOTICE_CHARS]))
 
@@ -236,7 +237,7 @@ class Task:
         self._contact.stdin.flush()
 
     def _next(self, timeout_s: float | None = None) -> protocol.Message | None:
-        """Return what the contact says next, None where it says nothing in time, or nothing that is known."""
+        """Return the contact's next message; None for a timeout or an unknown message."""
         assert self._contact.stdout is not None
         while (line := self._lines.line()) is None:
             ready, _, _ = select.select([self._contact.stdout], [], [], timeout_s)
@@ -254,7 +255,7 @@ class Task:
 
 
 def _start_message(folder: Path, flags: tuple[str, ...]) -> protocol.StartNode:
-    """Return what starts this node: the message of all nodes, with this one's number, flags and endpoint."""
+    """Return the start message of this node: the common message, with this node's number, flags and endpoint."""
     missing = [name for name in _ROLES if not os.environ.get(name)]
     if missing:
         sys.exit(

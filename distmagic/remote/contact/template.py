@@ -1,47 +1,47 @@
 """The template: a process with torch loaded that never runs a job. It forks the agents of its notebook's jobs.
 
-It has one thread: a fork copies no other. Standard input is its listening socket. It sends a greeting over each
-connection, reads one request, and ends when its lease runs out, or when nobody has used it for long.
+It has one thread, because a fork copies only one. Standard input is its listening socket. It sends a greeting over each
+connection and reads one request. It ends when its lease expires, or when it was unused for long.
 
-Theory of operation
-===================
+Theory of operation ===================
 
-A template belongs to one owner, which is one notebook or script, and has one key: a digest of all that a process has
-from its start (`_key` in template_client.py). A job is forked from the template of its owner and its key, or started by
-exec. A host keeps two templates of an owner at most.
+A template belongs to one owner, which is one notebook or script. Its key is a digest of everything that a new process
+inherits (`_key` in template_client.py). A job is forked from the template with its owner and key, or started by exec. A
+host keeps at most two templates of an owner.
 
-    loading  from its start on: it imports torch and what ranks need. It listens, and answers nobody
-    ready    it serves: one connection after the other, each with a greeting and one request
+    loading  it imports torch and the packages that ranks need. It listens, but does not answer yet
+    ready    it serves one connection after the other, each with a greeting and one request
     trying   the same, while a child imports a package that jobs of its owner import (preloading.py)
     gone     its process has ended, and its directory is removed
 
-loading -> ready: all is imported, there is one thread, CUDA is untouched, and /proc can show another role and job of a
-forked process. Where one of these is not so: loading -> gone.
+loading -> ready: all is imported, there is one thread, CUDA is unused, and a forked process can change its role and job
+in /proc. If any of these fails: loading -> gone.
 
-ready -> trying: a package waits, and no job runs that was forked from here. trying -> ready: the child has ended. Where it
-ended well the template imports the package itself as soon as no such job runs; else the package is refused, with a reason.
+ready -> trying: a package waits, and no job forked from this template runs. trying -> ready: the child has ended. If it
+succeeded, the template imports the package itself as soon as no such job runs; otherwise the package is refused, with a
+reason.
 
-ready, trying -> gone, by whichever comes first:
+ready, trying -> gone, on whichever comes first:
 
-    nobody has renewed the lease for `lease_s`                       by RenewLease or ForkAgent, also while jobs run
-    nobody has used it for `idle_s`                                  a job that was forked from here is a use
-    its socket was removed, and it has neither a job nor a package   no contact would find it any more
-    a contact kills it (`_end`): its owner asks for that, it was stopped by a signal, or it is the one of three that was
-    used the longest ago
+    the lease was not renewed for `lease_s`                          by RenewLease or ForkAgent, also while jobs run
+    it was unused for `idle_s`                                       a running job forked from it counts as use
+    its socket was removed, and it has neither a job nor a package   no contact could find it
+    a contact kills it (`_end`): its owner asks for that, a signal has stopped it, or it is the least recently
+    used of three
 
-A template that is killed leaves its directory behind; a later contact removes that (`dead_templates` in places.py).
+A killed template leaves its directory behind; a later contact removes it (`dead_templates` in places.py).
 
-A start from a template: the contact connects and waits for the greeting, sends `ForkAgent` with the agent's socket, log
-and devices as descriptors, and gets the agent's pid. The agent forks torchrun, which forks a server of forks before it
-has threads; that server forks the ranks.
+To start a job, the contact connects, waits for the greeting, sends `ForkAgent` with the agent's socket, log and devices
+as descriptors, and receives the agent's pid. The agent forks torchrun. torchrun forks a fork server before it has
+threads, and that server forks the ranks.
 
-Promised: a job starts also where no template fits, or one ends, hangs or is slow: by exec, 20 s later at most. A job
-outlives its template. A forked rank differs from a new process in the seed of string hashes and in the modules that are
-loaded, and in nothing else (forking.py); a program that would notice these is started anew. No code of a user's own
-module runs in a template. No other user can connect to it.
+Promised: a job starts even if no template fits, or one ends, hangs or is slow: by exec, at most 20 s later. A job
+outlives its template. A forked rank differs from a new process only in its hash seed and its loaded modules
+(forking.py); a program that depends on these is started by exec. No code of the user's own modules runs in a template.
+No other user can connect to it.
 
-Not promised: that there is a template (a host short of memory may kill it), or that any package is loaded. A package is
-imported once; a newer version of it is another key.
+Not promised: that a template exists (a host short of memory may kill it), or that any package is loaded. A package is
+imported once; a newer version of it changes the key.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ from distmagic.remote.system import socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
 
-# None of these starts a thread, touches a device or draws a random number when it is imported (numpy is reseeded).
+# None of these starts a thread, uses a device or draws a random number on import (numpy is reseeded).
 PRELOADED = (
     "torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
     "torch.nn.parallel", "torch.utils.data", "cloudpickle", "distmagic.remote.rank.worker",
 )  # fmt: skip
-_REQUEST_S = 5.0  # for a request to arrive whole
+_REQUEST_S = 5.0  # time limit for a request to arrive completely
 _REAP_S = 0.2
 _TOUCH_S = 30.0
 _MAX_BYTES = 4 << 20
-_MOST_FDS = 253  # that Linux passes in one message
+_MOST_FDS = 253  # Linux's limit for one message
 
 
 class TemplateServer:
-    """Serves until its time is over."""
+    """Serves until its lease or idle time is over."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TemplateServer:
         self._pid = os.getpid()
 
     def run(self) -> None:
-        """Answer requests until the lease or the idle time is over; jobs that still run hold the latter."""
+        """Answer requests until the lease or the idle time is over; running jobs pause the idle time."""
         while True:
             now = self._clock()
             if self._agents:
@@ -132,8 +132,8 @@ class TemplateServer:
                 folder = self._folder
                 is_found = (folder / places.TEMPLATE).exists()
                 if not is_found and not self._agents and not self._preloading.has_work:
-                    return  # a cleaner of /tmp was there: no contact asks this template any more
-                # What is forked from here still needs the first; the others are how a contact finds this template.
+                    return  # a cleaner of /tmp removed it: no contact finds this template any more
+                # Forked processes still need the first; a contact finds this template by the others.
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
@@ -161,7 +161,7 @@ class TemplateServer:
             elif isinstance(request, protocol.ForkAgent) and len(fds) >= 2:
                 pid = forking.fork(partial(_be_agent, request, *fds))
                 self._agents.add(pid)
-                # Whatever the home says of it: the contact would start a second agent.
+                # Answer despite errors of the home directory: otherwise the contact would start a second agent.
                 with contextlib.suppress(
                     OSError, ValueError, KeyError, zipfile.BadZipFile
                 ):
@@ -172,9 +172,9 @@ class TemplateServer:
                 forked = protocol.AgentForked(pid=pid)
                 conn.sendall(protocol.encode(forked))
         except (OSError, ValueError):
-            return  # it has hung up, or does not speak our protocol
+            return  # it has disconnected, or sent an invalid message
         finally:
-            if os.getpid() == self._pid:  # a child goes on with them
+            if os.getpid() == self._pid:  # a child uses them
                 for fd in fds:
                     os.close(fd)
 
@@ -203,7 +203,7 @@ def _be_agent(
 
 
 def main(_: list[str]) -> None:
-    """Load torch, then serve. Ends at once, and its notebook's jobs are started by exec, where that can't be."""
+    """Load torch, then serve. If that fails, it exits at once, and its notebook's jobs are started by exec."""
     listener = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -212,7 +212,7 @@ def main(_: list[str]) -> None:
     pid = os.getpid()
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
-        # Its own place is none of the variables of jobs; what is forked here gets these anew.
+        # This variable is not for jobs; forked processes get their own.
         os.environ["DISTMAGIC_HOME"] = settings.pop("home")
         if _load():
             forking.run(
@@ -225,14 +225,14 @@ def main(_: list[str]) -> None:
 
 
 class _Fresh:
-    """What this process had before it imported anything."""
+    """The state of this process before any import."""
 
     variables: dict[str, str] = {}  # noqa: RUF012 - set once
     descriptors: frozenset[int] = frozenset()
 
 
 def _load() -> bool:
-    """Import all that is preloaded; return whether this process may be forked then."""
+    """Import everything that is preloaded; return whether this process may be forked afterwards."""
     _Fresh.variables = dict(os.environ)
     _Fresh.descriptors = frozenset(_descriptors())
     with gc_paused():
@@ -245,7 +245,7 @@ def _load() -> bool:
 
 
 def _remember(asked_for: Iterable[str] = ()) -> None:
-    """Note what imports have changed until now."""
+    """Record what imports have changed so far."""
     descriptors = _descriptors() - _Fresh.descriptors
     forking.remember(_Fresh.variables, descriptors, asked_for)
 
@@ -253,6 +253,7 @@ def _remember(asked_for: Iterable[str] = ()) -> None:
 def _descriptors() -> set[int]:
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        if os.path.exists(f"/proc/self/fd/{fd}"):  # else that of the listing itself
+        if os.path.exists(f"/proc/self/fd/{fd}"):
+            # Excludes the descriptor of the listing itself.
             found.add(int(fd))
     return found

@@ -1,7 +1,7 @@
-"""The contact's side of templates: finds the one that fits, starts one, asks it for an agent, ends it.
+"""The contact's side of templates: finds a matching one, starts one, asks it for an agent, ends it.
 
-A template fits if nothing differs that a process can have from its start: interpreter, bundle, variables (but for
-those that are only read while a job runs), limits, and the directories that Python imports from.
+A template matches if everything that a process inherits is equal: interpreter, bundle, variables (except those that are
+only read during a job), limits, and the directories from which Python imports.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
 PATIENCE_S = (
-    20.0  # for a template that is still importing torch; then the job starts without it
+    # Time limit for a template that is still importing torch; then the job starts without it.
+    20.0
 )
 SETTINGS = "DISTMAGIC_TEMPLATE"
-_MOST = 2  # templates of one notebook; another variable in each run must not fill the host's memory
+_MOST = 2  # templates of one notebook; a variable that changes with each run must not fill the host's memory
 _SOON_S = 2.0
 _AT_ONCE_S = 0.1
 _WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")
@@ -54,7 +55,7 @@ AT_RUN_TIME_TOO = (
 
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
-    """Return the variables of a template: those of its ranks, but for what is read only while a job runs."""
+    """Return the variables of a template: those of its ranks, except those that are only read during a job."""
     env = {}
     for name, value in {**warm.defaults, **os.environ, **warm.env}.items():
         if name not in AT_RUN_TIME and not name.startswith(AT_RUN_TIME_TOO):
@@ -63,12 +64,12 @@ def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
 
 
 def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
-    """Return a name for all that ranks inherit from a template: with another name they need another template."""
+    """Return a digest of all that ranks inherit from a template: only an equal one can be used."""
     folders = {}
     for path in sys.path[1:]:
         if os.path.isdir(path):
-            # What changes when something is installed in a folder: names, and when pip last wrote about a package.
-            # Byte code, which the first import writes there, is left out.
+            # Changes when something is installed in a folder: names, and when pip last recorded a package. Byte code,
+            # which the first import writes there, is ignored.
             found = []
             with os.scandir(path) as entries:
                 for entry in entries:
@@ -110,10 +111,10 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
 
 
 def _can_be_warm(env: dict[str, str]) -> bool:
-    """Whether a template can stand for a fresh process.
+    """Whether a fork of a template can replace a new process.
 
-    It can't where PYTHONPATH is relative, which means the job's own directory, and where it has a program that runs at
-    the start of each process.
+    It can't if PYTHONPATH is relative, because that means the job's own directory, or if it contains a program that
+    runs at the start of each process.
     """
     if not sys.platform.startswith("linux") or customizing_file(env):
         return False
@@ -122,7 +123,10 @@ def _can_be_warm(env: dict[str, str]) -> bool:
 
 
 def _mine(owner: str) -> str:
-    """Return a notebook's name in /tmp, which several users' homes may share: the name has the home in it."""
+    """Return a notebook's name in /tmp.
+
+    It includes the home directory, because users with several homes may share /tmp.
+    """
     home = str(places.home())
     return owner + hashlib.sha256(home.encode()).hexdigest()[:6]
 
@@ -133,9 +137,9 @@ def _mine(owner: str) -> str:
 def ensure(
     warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()
 ) -> Path | None:
-    """Return the socket of a template that fits, which may still be importing torch; None where there can be none.
+    """Return the socket of a matching template, which may still be importing torch; None if there can be none.
 
-    A new one is started by a command that begins with `prefix`.
+    The command of a new one starts with `prefix`.
     """
     env = variables(warm)
     if not _can_be_warm(env):
@@ -144,7 +148,7 @@ def ensure(
     for folder in places.warm_dirs(_mine(warm.owner), key):
         if _is_there(folder):
             return folder / places.TEMPLATE
-    # Room for it: of many templates, those end that have not been used for the longest.
+    # Make room for it: the least recently used templates end.
     found = sorted(_described(warm.owner), key=lambda pair: pair[1].idle_s)
     for path, _ in found[_MOST - 1 :]:
         _end(path)
@@ -159,7 +163,7 @@ def _is_there(folder: Path) -> bool:
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = processes.noted(folder / places.PID)
-    # It was stopped (SIGSTOP): no job is to wait for it.
+    # It was stopped (SIGSTOP): no job must wait for it.
     if process is not None and process.state == "T":
         _end(folder / places.TEMPLATE)
         return False
@@ -208,18 +212,22 @@ def _start(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     processes.note(child.pid, folder / places.PID)
-    child.returncode = 0  # it is ended by its number and start time, whoever started it
+    # It is ended by its pid and start time, whichever process started it.
+    child.returncode = 0
     return path
 
 
-# ---- speaking with one
+# ---- communication
 
 
 @contextmanager
 def _conversation(
     path: Path, timeout_s: float
 ) -> Iterator[tuple[socket.socket, protocol.Template]]:
-    """Connect. The template sends the first message, as soon as it has time. Raises OSError, `BadLine` (a ValueError)."""
+    """Connect. The template sends the first message as soon as it has time.
+
+    Raises OSError, `BadLine` (a ValueError).
+    """
     with socket.socket(socket.AF_UNIX) as conn:
         conn.settimeout(timeout_s)
         conn.connect(str(path))
@@ -255,7 +263,7 @@ def fork_agent(
     umask: int,
     prefix: tuple[str, ...],
 ) -> processes.ProcessInfo | None:
-    """Have a template fork the job's agent and return it; None where the agent has to be started by exec."""
+    """Make a template fork the job's agent and return it; None if the agent must be started by exec."""
     if request.warm is None:
         return None
     try:
@@ -267,14 +275,14 @@ def fork_agent(
             _tell(conn, fork, [listener.fileno(), log, *devices])
             answer = _answer(conn)
     except (OSError, ValueError):
-        return None  # it ended, or takes too long: a job starts without it as well
+        return None  # it ended, or takes too long: a job can start without it
     if not isinstance(answer, protocol.AgentForked):
         return None
     return processes.read(answer.pid)
 
 
 def renew(owner: str) -> None:
-    """Renew the lease of this notebook's templates; one that still imports has not begun to count."""
+    """Renew the lease of this notebook's templates; for one that still imports, it has not started yet."""
     for folder in places.warm_dirs(_mine(owner)):
         with (
             contextlib.suppress(OSError, ValueError),
@@ -295,7 +303,7 @@ def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
 
 
 def templates(owner: str) -> tuple[protocol.Template, ...]:
-    """Return this notebook's templates, with the memory that each has for itself and its share of the rest."""
+    """Return this notebook's templates, with their private memory and their share of shared memory."""
     return tuple(
         replace(hello, size_bytes=_memory_bytes(hello.pid))
         for _, hello in _described(owner)
@@ -320,13 +328,13 @@ def _memory_bytes(pid: int) -> int:
 
 
 def end_all(owner: str) -> None:
-    """End this notebook's templates, and return when they are gone. Jobs that they started go on."""
+    """End this notebook's templates, and wait until they have ended. Jobs that they started run on."""
     for folder in places.warm_dirs(_mine(owner)):
         _end(folder / places.TEMPLATE)
 
 
 def _end(path: Path) -> None:
-    """Kill a template, which may be busy importing and has nothing to put in order; return when it is gone."""
+    """Kill a template, which may be busy importing and has nothing to clean up; wait until it has ended."""
     with contextlib.suppress(OSError):
         places.check_run_dir(path.parent)
         process = processes.noted(path.parent / places.PID)

@@ -58,6 +58,8 @@ def of_cell(
         text = _with_guard(plan, text)
     head = _Head(namespace=namespace, texts=texts)
     head.add(names_wanted(plan))
+    if "display" not in namespace and "display(" in text + head.text():
+        head.values["display"] = "display = print  # a notebook has it from the start"
     before = head.text()
     program = f"{before}\n\n\n" + text.lstrip("\n") if before else text
     try:

@@ -2,10 +2,12 @@
 
 `plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython also show a picture in the notebook. This
 module imports neither library: it replaces their functions once the user's code has imported them.
+Like a notebook, a rank has `display` among its builtins, also on a host without IPython.
 """
 
 from __future__ import annotations
 
+import builtins
 import io
 import sys
 from typing import Any
@@ -32,6 +34,12 @@ def install() -> None:
         ),
     )
     import_hooks.when_imported("IPython.core.display_functions", _show_from_ipython)
+    builtins.display = display  # type: ignore[attr-defined]
+
+
+def display(*objects: Any, **_: Any) -> None:
+    """Show pictures and print anything else, as IPython's `display` does outside a notebook."""
+    _display(print, *objects)
 
 
 def show(figure: object) -> None:

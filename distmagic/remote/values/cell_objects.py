@@ -2,8 +2,8 @@
 
 `functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in a
 cell: they travel as what made them. So do tables of weak references, `contextvars.ContextVar` and `threading.local`, with
-what they have here, and variables of types. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit`
-and `quit`, a host has its own.
+what they have here, and variables of types. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit`,
+`quit` and `display`, a host has its own.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def reduced(obj: Any) -> Any:
     own = _in_place_of(obj)
     if own:
         return getattr, own
+    if _is_display(obj):
+        return pkgutil.resolve_name, ("distmagic.remote.rank.show:display",)
     if type(obj) is functools.cached_property:
         # Without the lock that it has before Python 3.12. Its class does not tell it its name a second time.
         state = {
@@ -87,6 +89,14 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
         is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
         return (builtins, "open") if is_of_ipython else None
     return None
+
+
+def _is_display(obj: Any) -> bool:
+    return (
+        isinstance(obj, types.FunctionType)
+        and obj.__name__ == "display"
+        and str(obj.__module__).startswith("IPython.")
+    )
 
 
 def _reduced_standard(obj: Any) -> Any:

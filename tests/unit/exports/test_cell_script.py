@@ -37,6 +37,14 @@ def test_names_of_other_cells_are_imported_or_written_out():
     )
 
 
+def test_display_of_a_notebook_prints(monkeypatch):
+    monkeypatch.setattr("builtins.display", print, raising=False)
+    found = written('def train():\n    display("a")\ntrain()')
+    assert found.startswith(
+        "display = print  # a notebook has it from the start\n\n\ndef train"
+    )
+
+
 def test_a_secret_of_the_notebook_is_not_written(golden):
     with golden.raises(UsageError):
         written("def train():\n    return HF_TOKEN\ntrain()", HF_TOKEN="hf_x")

@@ -845,6 +845,15 @@ def test_an_object_that_is_pickled_by_its_name_is_named(golden):
     golden(error)
 
 
+def test_a_display_that_was_imported_is_the_ranks_own(tmp_path):
+    """A host may have no IPython."""
+    from IPython.display import display
+
+    source = "def train():\n    return display.__module__\ntrain()"
+    program = packed(cell(source, display=display))
+    assert on_a_rank(program, tmp_path) == "distmagic.remote.rank.show"
+
+
 def test_open_exit_and_quit_of_a_notebook_are_pythons_own_on_a_rank(tmp_path):
     names = {name: _shell_names()[name] for name in ("open", "exit", "quit")}
     source = "import builtins\ndef train():\n    return open is builtins.open, exit is builtins.exit, quit is builtins.exit\ntrain()"

@@ -91,6 +91,8 @@ display(Image(data=first)); print("an image", shown())
 display(figure, "a text", figure, {{"loss": 1}}); print("among others", shown())
 import PIL.Image
 display(PIL.Image.new("RGB", (4, 4))); print("of PIL", shown())
+import builtins
+builtins.display(figure, "without IPython", clear=True); print("a notebook's", shown())
 class Frame:  # as one of pandas, whose columns are attributes
     __repr__ = lambda self: "a frame"
     def __getattr__(self, name):
@@ -115,7 +117,7 @@ def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
     assert is_warm or first == "[]"
     assert lines == [
         "plt.show 1 []", "two figures 2", "none 0", "fig.show 1", "display 1", "an image 1", "a text {'loss': 1}",
-        "among others 2", "of PIL 1", "a frame", "of pandas 0", "of a child", "in a child 0",
+        "among others 2", "of PIL 1", "without IPython", "a notebook's 1", "a frame", "of pandas 0", "of a child", "in a child 0",
         "a program 2 True", "what changed 1 True",
     ]  # fmt: skip
 

@@ -49,6 +49,7 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a loss
 _NOTEBOOK_FIRST_S = 7.0
 _GOODBYE_S = 2.0  # time for peers to receive the end by heartbeats, if the notebook stops them too
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
+_LAST_CALLS_S = 1.0  # for ranks to leave their calls before they are ended, because a rank of another node has failed
 
 
 class Agent:
@@ -75,6 +76,7 @@ class Agent:
         )
         self.termination = Termination()
         self.polite_stop: PoliteStop | None = None
+        self.last_calls_until: float | None = None  # the end waits for ranks' calls
         self.reader_table = ReaderTable(
             self.journal, self.selector, clock, self._handle, self._notice_once
         )
@@ -233,6 +235,7 @@ class Agent:
             self.look_at = now + _LOOK_S
             self._renew_run_dir()
         self._stop_if_due(now)
+        self._end_after_last_calls(now)
         if self.polite_stop is not None:
             has_ending_peer = (
                 self.channel is not None and self.channel.gang.has_ending_node
@@ -461,7 +464,10 @@ class Agent:
                 return
             self.stop(now, Cause(reason))
             # A second request may ask for the end at once.
-            self.termination.begin(now, request.grace_s, asks=self.polite_stop is None)
+            if reason != "failed" or self.last_calls_until is None:
+                self.termination.begin(
+                    now, request.grace_s, asks=self.polite_stop is None
+                )
             self.stopped_by_notebook = True
         elif isinstance(request, protocol.DetachJob):
             self._detach("asked")
@@ -510,6 +516,10 @@ class Agent:
             return
         self.reason = cause.reason
         ranks, torchrun = self.rank_table.ranks, processes.read(self.engine_pid)
+        if cause.reason == "failed" and cause.culprit != self.start.node_rank:
+            self.stack_dumper.ask_last(ranks)
+            self.last_calls_until = now + _LAST_CALLS_S
+            return
         if torchrun is None or not polite_stop.is_possible(cause.reason, ranks):
             self.termination.begin(now, _GRACE_S)
             return
@@ -517,6 +527,14 @@ class Agent:
         # torchrun forwards the signal to its ranks and their children.
         processes.send(torchrun, polite_stop.signal_for(cause.reason, ranks))
         self.termination.begin(now, self.start.terms.grace_s, asks=False)
+
+    def _end_after_last_calls(self, now: float) -> None:
+        if self.last_calls_until is None:
+            return
+        has_answers = self.stack_dumper.has_answers(self.rank_table.ranks)
+        if has_answers or now > self.last_calls_until:
+            self.last_calls_until = None
+            self.termination.begin(now, _GRACE_S)
 
     def _finish(self, now: float) -> None:
         """Journal `Final`. Every process of the job has ended, except the survivors that it names."""

@@ -67,6 +67,7 @@ class StackDumper:
         self._queue: dict[str, bool] = {}  # requests by ID, and whether they are quiet
         self._waiting: list[_Asked] = []
         self._over: set[int] = set()  # processes that were checked after their end
+        self._asked_last: set[int] = set()  # processes, by `ask_last`
         self._request_id = (
             ""  # ID of the current request, "" for none; all its events have it
         )
@@ -86,7 +87,8 @@ class StackDumper:
             if rank.is_over and pid not in self._over:
                 self._over.add(pid)
                 reply = calls.reply_of(self._run_dir, pid)
-                if reply is not None and reply[0].request_id == protocol.LEFT:
+                has_left = reply is not None and reply[0].request_id == protocol.LEFT
+                if reply is not None and (has_left or pid in self._asked_last):
                     left = _Asked(rank=rank, by_signal=False, text=reply[1])
                     self._answer(left, reply[0].calls, protocol.LEFT)
         if not self._request_id and self._queue:
@@ -99,6 +101,25 @@ class StackDumper:
                 if not self._handle(one, now):
                     self._waiting.append(one)
             self._end_if_all()
+
+    def ask_last(self, ranks: Sequence[RankProcess]) -> None:
+        """Ask the ranks for their calls before they are ended: they may wait for one that has failed.
+
+        The calls are journaled when a rank is over, as those that it leaves by itself.
+        """
+        for rank in ranks:
+            pid = rank.hello.pid
+            has_left = rank.is_over or calls.reply_of(self._run_dir, pid) is not None
+            if not has_left and calls.ask(self._run_dir, pid):
+                self._asked_last.add(pid)
+
+    def has_answers(self, ranks: Sequence[RankProcess]) -> bool:
+        """Whether no rank that `ask_last` has asked may still answer."""
+        return all(
+            rank.is_over or calls.reply_of(self._run_dir, rank.hello.pid) is not None
+            for rank in ranks
+            if rank.hello.pid in self._asked_last
+        )
 
     def _begin(self, now: float, ranks: Sequence[RankProcess]) -> None:
         self._request_id = next(iter(self._queue))

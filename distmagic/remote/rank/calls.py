@@ -134,7 +134,8 @@ def _write(
     line = Stacks(
         request_id=request_id, rank=rank, local_rank=local_rank, calls=tuple(calls)
     )
-    new = path.with_name(f"{path.name}.new")
+    # The main thread may leave the calls while the other one answers.
+    new = path.with_name(f"{path.name}-{_thread.get_ident()}.new")
     with new.open("wb") as file:
         file.write(encode(line) + stack.encode())
         file.flush()

@@ -23,6 +23,7 @@ from distmagic.remote.agent import rank_table
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.reader_table import ReaderTable
 from distmagic.remote.agent.restart_wait import RESTART_S
+from distmagic.remote.gang.channel import Cause
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import Journal, expand, log_name
@@ -143,6 +144,38 @@ def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
         protocol.NodeStopping(reason=reason, culprit=0)
     ]
     assert node.events(protocol.Final) == [protocol.Final(reason=reason)]
+
+
+def test_ranks_leave_their_calls_before_they_are_ended_for_another_nodes_failure(
+    node: Node,
+) -> None:
+    conn, pipes = connect_rank(node, restart=0)
+    file = node.agent.run_dir / f"calls-{ENGINE}"
+    file.write_bytes(b"-")
+    node.agent.stop(node.now, Cause("failed", culprit=1))
+    node.step(0.9)
+    assert (file.read_bytes(), node.signals) == (b"", [])
+    answer = protocol.Stacks(request_id="", rank=0, local_rank=0)
+    file.write_bytes(protocol.encode(answer) + b"-\n")
+    node.step()
+    assert node.signals == [signal.SIGTERM]
+    for descriptor in pipes:
+        os.close(descriptor)
+    conn.close()
+
+
+def test_the_end_does_not_wait_long_for_the_calls_of_ranks(node: Node) -> None:
+    conn, pipes = connect_rank(node, restart=0)
+    (node.agent.run_dir / f"calls-{ENGINE}").write_bytes(b"-")
+    reader = node.follow()
+    node.send(reader, protocol.StopNode(grace_s=3.0, reason="failed"))
+    assert node.signals == []
+    node.step(1.1)
+    assert node.signals == [signal.SIGTERM]
+    for descriptor in pipes:
+        os.close(descriptor)
+    for one in (conn, reader):
+        one.close()
 
 
 def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:

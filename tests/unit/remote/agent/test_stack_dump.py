@@ -121,6 +121,29 @@ def test_what_a_rank_has_left_is_told_once_when_it_is_over(node):
         assert (told.request_id, told.rank, told.calls) == (protocol.LEFT, 0, made)
 
 
+def test_a_rank_that_is_asked_before_its_end_has_left_its_calls(node):
+    """One that has left its calls before is not asked, nor one without a thread for it, nor one that is over."""
+    asked, before, without, over = (node.start(SLEEPS) for _ in range(4))
+    path = node.folder / f"calls-{asked.pid}"
+    for child in (asked, over):
+        (node.folder / f"calls-{child.pid}").write_bytes(b"-")
+    left = protocol.Stacks(request_id=protocol.LEFT, rank=1, local_rank=1)
+    text = protocol.encode(left) + b"-\n"
+    (node.folder / f"calls-{before.pid}").write_bytes(text)
+    node.ranks[3].is_over = True
+    node.dumper.ask_last(node.ranks)
+    sizes = [path.stat().st_size for path in sorted(node.folder.glob("calls-*"))]
+    assert sorted(sizes) == [0, 1, len(text)]
+    assert not (node.folder / f"calls-{without.pid}").exists()
+    assert not node.dumper.has_answers(node.ranks)
+    answer = protocol.Stacks(request_id="", rank=0, local_rank=0)
+    path.write_bytes(protocol.encode(answer) + b"-\n")
+    assert node.dumper.has_answers(node.ranks)
+    node.ranks[0].is_over = True
+    (told,) = node.step()
+    assert (told.request_id, told.rank) == (protocol.LEFT, 0)
+
+
 def test_a_stopped_rank_holds_up_nobody_and_answers_later(node, golden):
     first, second = node.start(ANSWERS + AS_A_RANK), node.start(ANSWERS + AS_A_RANK)
     first.send_signal(signal.SIGSTOP)

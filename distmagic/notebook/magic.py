@@ -137,6 +137,14 @@ class Magics:
         last = next(reversed(self.notebook.ranks), "ranks")
         return self.cell(shlex.join(flags.words_of_ranks(line, last)), cell)
 
+    def late(self, line: str) -> None:
+        """Raise `UsageError` for a cell magic of ours under the first line of a cell. IPython takes it for a line magic."""
+        del line
+        raise UsageError(
+            "A cell's magic stands on its first line, and this one has something above it.",
+            "Move what is above it below it, a comment too; a magic such as %%time or %%capture may stay above.",
+        )
+
     def _stay(self, request: flags.Request, cell: str, names: list[str]) -> object:
         """Run a cell on ranks that stay, and start them where there are none of this name."""
         from distmagic.staying.ranks import CellRequest
@@ -281,6 +289,12 @@ class Magics:
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
         """Return the request of the cell's line. Raises `UsageError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
+        first = next((line for line in cell.splitlines() if line.strip()), "")
+        if first.startswith("%%"):
+            raise UsageError(
+                f"{first.split()[0]} is a second magic of this cell, under %%{MAGICS[0]}.",
+                f"Write {first.split()[0]} above %%{MAGICS[0]}, or leave it out.",
+            )
         text = raw if whole else self.shell.transform_cell(raw)
         filename = self._remember(raw, text)
         try:
@@ -436,7 +450,10 @@ def load_ipython_extension(
     for name in MAGICS[1:] if owner else MAGICS:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
+        # What IPython looks for where `%%distributed` does not begin the cell.
+        shell.register_magic_function(magics.late, "line", f"%{name}")
     shell.register_magic_function(magics.ranks, "cell", RANKS)
+    shell.register_magic_function(magics.late, "line", f"%{RANKS}")
     shell.Completer.custom_matchers.append(magics.matcher)
     shell.input_transformers_cleanup.append(_help_of_cell)
     notebook_place.register(magics.notebook.place)
@@ -460,7 +477,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take back what `load_ipython_extension` registered, and end connections and playground."""
     for kind in ("cell", "line"):
         table = shell.magics_manager.magics[kind]
-        for name in (*MAGICS, RANKS):
+        names = (*MAGICS, RANKS)
+        for name in (*names, *(f"%{name}" for name in names)):
             if not _is_ours(table.get(name)):
                 continue
             magics = table.pop(name).__self__

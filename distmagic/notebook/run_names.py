@@ -23,7 +23,9 @@ def variable_of(names: Sequence[str]) -> str:
 
 
 def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> None:
-    """Give the run its names. Only one that has none is `_run`: else that would keep it after `del run`.
+    """Give the run its names, of which one may be an item or an attribute, as `runs["a"]`.
+
+    Only a run that has none is `_run`: else that would keep it after `del run`.
 
     A terminal, where there is no shell, has no variables.
 
@@ -40,10 +42,17 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
             )
     shell.user_ns.pop(LAST_RUN, None)
     shell.user_ns_hidden.pop(LAST_RUN, None)
+    variables = [name for name in names if name.isidentifier()]
+    shell.push(dict.fromkeys(variables, run))
+    if names and len(variables) == len(names):
+        return
+    shell.push({LAST_RUN: run}, interactive=False)
+    for name in names:
+        if name not in variables:  # where this fails, the run is `_run`
+            exec(f"{name} = {LAST_RUN}", shell.user_global_ns, shell.user_ns)  # noqa: S102  # the cell asks for it
     if names:
-        shell.push(dict.fromkeys(names, run))
-    else:
-        shell.push({LAST_RUN: run}, interactive=False)
+        shell.user_ns.pop(LAST_RUN, None)
+        shell.user_ns_hidden.pop(LAST_RUN, None)
 
 
 def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:

@@ -16,7 +16,7 @@ import inspect
 import re
 import symtable
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distmagic.errors import UsageError
@@ -39,6 +39,8 @@ _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
 # What the user wrote for these calls.
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
+_TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
+_SHOW = ("print", "display")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -48,8 +50,9 @@ class CellPlan:
     """What a cell asks for.
 
     `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing
-    runs in the notebook and the whole `text` is every rank's program. `targets` are the names on the left of
-    `run = train()`: they get the run itself, since every rank has a value of its own. `is_async`: `call` awaits.
+    runs in the notebook and the whole `text` is every rank's program. `targets` is what stands on the left of
+    `run = train()` or `runs["a"] = train()`: it gets the run itself, since every rank has a value of its own. `is_async`:
+    `call` awaits.
     `filename` is what tracebacks have for the cell.
     """
 
@@ -75,6 +78,7 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     if whole:
         return _whole(text, tree, filename)
     body = _without_guard(tree.body)
+    _reject_look(text, body)
     found = _final_call(text, body[-1])
     if found is not None:
         return _call_plan(text, body[:-1], *found, filename)
@@ -175,7 +179,7 @@ _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
-    """Return the expression and the names it is assigned to, or None where the cell does not end with a call."""
+    """Return the expression and what it is assigned to, or None where the cell does not end with a call."""
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
         return None
     value = last.value
@@ -186,13 +190,44 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
         return value, ()
     targets = last.targets if isinstance(last, ast.Assign) else [last.target]
     if isinstance(last, ast.AugAssign) or not all(
-        isinstance(target, ast.Name) for target in targets
+        isinstance(target, _TARGETS) for target in targets
     ):
         raise UsageError(
             f"line {last.lineno}: {_written(text, last)} can't take the value apart: every rank returns one of its own.",
             f"Write run = {ast.unparse(value)} and look at run.results[0].",
         )
-    return value, tuple(target.id for target in targets if isinstance(target, ast.Name))
+    return value, tuple(map(ast.unparse, targets))
+
+
+def _reject_look(text: str, body: list[ast.stmt]) -> None:
+    """Refuse a last line that only looks at the value of an earlier call, as in `run = train()`, `print(run)`.
+
+    Every rank would execute the look, and the notebook the call.
+    """
+    *before, last = body
+    if not isinstance(last, ast.Expr):
+        return
+    look = last.value
+    shown: Sequence[ast.expr] = [look]
+    if isinstance(look, ast.Call):
+        if not isinstance(look.func, ast.Name) or look.func.id not in _SHOW:
+            return
+        shown = look.args
+    if any(map(_calls, shown)):
+        return
+    names = {node.id for node in ast.walk(look) if isinstance(node, ast.Name)}
+    for statement in reversed(before):
+        if not isinstance(statement, ast.Assign):
+            continue
+        targets = set(map(ast.unparse, statement.targets))
+        if names & targets and _calls(statement.value):
+            call = _written(text, statement)
+            raise UsageError(
+                f"line {last.lineno}: every rank would execute {_written(text, look)} alone, and {call} would run in the "
+                "notebook; nothing has run.",
+                f"End the cell with {call}, and write {_written(text, look)} in the next cell; "
+                "or write %%distributed --whole, and every rank runs the whole cell.",
+            )
 
 
 def _calls(node: ast.AST) -> bool:
@@ -306,7 +341,7 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
 
 
 def names_evaluated(plan: CellPlan) -> dict[str, int]:
-    """Return the names that the call surely takes from outside itself, with their lines: not those behind `or` or `if`."""
+    """Return the names that the call and its targets surely take from outside, with their lines: not those behind `or`, `if`."""
     if plan.call is None:
         return {}
     call = _Certain().visit(copy.deepcopy(plan.call))
@@ -320,11 +355,16 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
     found = {
         symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()
     } - made
-    return {
+    lines = {
         node.id: node.lineno
         for node in ast.walk(call)
         if isinstance(node, ast.Name) and node.id in found
     }
+    for target in plan.targets:  # `runs` of `runs["a"] = train()`
+        for node in ast.walk(ast.parse(target)):
+            if isinstance(node, ast.Name) and node.id != target:
+                lines[node.id] = plan.call.lineno
+    return lines
 
 
 class _Certain(ast.NodeTransformer):

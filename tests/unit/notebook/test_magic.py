@@ -101,6 +101,45 @@ def test_the_assigned_name_gets_the_run(lab):
     assert (lab.shell.user_ns["x"], lab.shell.user_ns["y"]) == (4, 4)
 
 
+def test_an_item_and_an_attribute_get_the_run(lab):
+    lab.value("runs = {}\nclass Kept: pass")
+    lab.value('%%distributed\nruns["a"] = Kept.last = y = len("four")')
+    assert lab.shell.user_ns["runs"] == {"a": 4}
+    assert lab.shell.user_ns["Kept"].last == lab.shell.user_ns["y"] == 4
+    assert lab.session.variable == "y"
+    assert "_run" not in {**lab.shell.user_ns, **lab.shell.user_ns_hidden}
+
+
+def test_a_run_whose_place_refuses_it_is_the_last_run(lab):
+    lab.value("place = ()")
+    error = lab.error('%%distributed\nplace["a"] = len("four")')
+    assert isinstance(error, TypeError)
+    assert lab.shell.user_ns["_run"] == 4
+    assert lab.session.variable == "place['a']"
+
+
+def test_a_place_that_is_nowhere_starts_nothing(lab):
+    error = lab.error('%%distributed\nrunz["a"] = len("four")')
+    assert error.message.startswith("line 2: runz is not defined")
+    assert lab.session.log == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "# to train\n%%distributed --hosts a\nf()",
+        "import os\n%%ranks\nf()",
+        "%%distributed --hosts a\n\n%%capture out\nf()",
+    ],
+)
+def test_a_magic_that_does_not_begin_its_cell_says_where_it_stands(lab, cell, golden):
+    lab.shell.user_ns["f"] = len
+    error = lab.error(cell)
+    assert isinstance(error, UsageError)
+    golden(error)
+    assert lab.session.log == []
+
+
 @pytest.mark.parametrize(
     "cell", ["%%distributed -o run\nf()", "%%distributed\nrun = f()"]
 )
@@ -372,7 +411,7 @@ def test_what_each_rank_has_to_make_is_refused_before_a_line_has_run(
     lab, lines, is_refused
 ):
     before = "began = 1"
-    error = lab.error(f"%%distributed\n{before}\nraise ValueError\n{lines}\nprint(tr)")
+    error = lab.error(f"%%distributed\n{before}\nraise ValueError\n{lines}\nrepr(tr)")
     assert isinstance(error, UsageError if is_refused else ValueError)
     assert ("began" in lab.shell.user_ns) != is_refused
     if is_refused:
@@ -778,6 +817,7 @@ def test_unloading_takes_everything_back(lab):
     assert lab.playgrounds[0].stopped
     assert lab.shell.find_cell_magic("distributed") is None
     assert lab.shell.find_line_magic("distmagic") is None
+    assert lab.shell.find_line_magic("%distmagic") is None
     assert not [
         each for each in lab.shell.configurables if type(each).__name__ == "Distmagic"
     ]

@@ -438,7 +438,10 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
 def load_ipython_extension(
     shell: InteractiveShell, open_session: Callable[[], Session] | None = None
 ) -> None:
-    """Register the magics, over this process's session or another one. Where another extension owns `%%distributed`, it keeps it."""
+    """Register the magics, over this process's session or another one.
+
+    Where another extension owns `%%distributed`, it keeps it.
+    """
     check_system()
     magics = Magics(shell, open_session)
     shell.configurables.append(magics.config)

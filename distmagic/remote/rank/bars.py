@@ -1,9 +1,9 @@
-"""Bars of tqdm in the user's code become bars of the rank, with no change to that code.
+"""Shows tqdm bars of the user's code as bars of the rank, without changes to that code.
 
 The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
-which all other kinds inherit. `__iter__` counts iterations. A bar that would be drawn on stdout or stderr is posted to the agent; only its last line is
-written when it closes, for the log. A bar with a file of its own stays as it is. The names of `tqdm.notebook` become the
-plain class, because a rank has no notebook, and often no ipywidgets.
+which all other kinds inherit. `__iter__` counts iterations. A bar for stdout or stderr is sent to the agent instead of
+being drawn; only its last line is written when it closes, for the log. A bar with its own file is unchanged. The
+classes of `tqdm.notebook` are replaced by the plain class, because a rank has no notebook, and often no ipywidgets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"
 # Attributes of a bar.
-ID = "_distmagic_id"  # its number, 0 for one with a file of its own
-AT = "_distmagic_at"  # the number of its present item, from 1 on
+ID = "_distmagic_id"  # its number, 0 for one with its own file
+AT = "_distmagic_at"  # the number of its current item, starting at 1
 _SHOWN = "_distmagic_shown"  # whether it was posted; one that ends within its `delay` never is
 _CLOSING = (
     "_distmagic_closing"  # the thread that closes it, until the last line is written
@@ -32,7 +32,7 @@ _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leav
 
 
 def install(fallback: str | None = None) -> None:
-    """Have every bar of tqdm in this process reported.
+    """Report every tqdm bar in this process.
 
     `fallback` is a directory or zip file with a tqdm, for hosts that have none.
     """
@@ -56,13 +56,13 @@ def _make_plain(notebook: ModuleType) -> None:
 
 def _patch(tqdm: Any) -> None:
     for name, before_it_is_set in ((ID, 0), (AT, 0), (_SHOWN, False), (_CLOSING, 0)):
-        setattr(tqdm, name, before_it_is_set)  # for bars that exist already
+        setattr(tqdm, name, before_it_is_set)  # for existing bars
     for name, ours in _REPLACEMENTS.items():
         import_hooks.wrap(tqdm, name, ours)
     tqdm.status_printer = staticmethod(tqdm.status_printer)
 
 
-# ---- the replacements: each is called with tqdm's own method, then with that method's arguments
+# ---- replacements: each is called with tqdm's own method, followed by that method's arguments
 
 
 def _init(original: Any, bar: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ def _init(original: Any, bar: Any, *args: Any, **kwargs: Any) -> None:
     number = next(report.bar_ids) if file is None or is_standard(file) else 0
     setattr(bar, ID, number)
     if number:
-        # An argument of tqdm.notebook, as is a width of "100%".
+        # An argument only of tqdm.notebook, like a width of "100%".
         kwargs.pop("display", None)
         if isinstance(kwargs.get("ncols"), str):
             kwargs["ncols"] = None
@@ -90,7 +90,7 @@ def _display(original: Any, bar: Any, msg: str | None = None, pos: Any = None) -
     if not bar.disable:
         _post(bar)
         return True
-    # `close` has disabled the bar, and now has its last line drawn. Other threads may still draw a bar that they share.
+    # `close` has disabled the bar, and draws its last line. Other threads may still draw a bar that they share.
     if msg is None and getattr(bar, _CLOSING) == threading.get_ident():
         setattr(bar, _CLOSING, 0)
         bar.fp.write(str(bar))
@@ -100,7 +100,7 @@ def _display(original: Any, bar: Any, msg: str | None = None, pos: Any = None) -
 def _refresh(original: Any, bar: Any, *args: Any, **kwargs: Any) -> Any:
     draws_itself = type(bar).display is not sys.modules[_STD].tqdm.display
     if getattr(bar, ID) and not bar.disable and draws_itself:
-        # A subclass that draws in its own way, and may not call our `display`.
+        # A subclass that draws in its own way, and may not call the replaced `display`.
         _post(bar)
     return original(bar, *args, **kwargs)
 
@@ -114,7 +114,7 @@ def _close(original: Any, bar: Any) -> None:
     was_open = not getattr(bar, "disable", True) and getattr(bar, ID)
     draws_nothing = was_open and getattr(bar, "sp", None) is _draw_nothing
     if draws_nothing:
-        bar.sp = bar.fp.write  # a subclass may draw by `sp` in its `display`: its last line goes to the log too
+        bar.sp = bar.fp.write  # a subclass may draw by `sp` in its `display`: its last line is written to the log too
         setattr(bar, _CLOSING, threading.get_ident())
     original(bar)
     if draws_nothing:
@@ -142,11 +142,11 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def _draw_nothing(_: str) -> None:
-    """Stand in for the function by which tqdm draws a line."""
+    """Replaces the function by which tqdm draws a line; does nothing."""
 
 
 def is_standard(file: Any) -> bool:
-    """Whether this is stdout or stderr, maybe within tqdm's wrappers."""
+    """Whether a file is stdout or stderr, possibly inside tqdm's wrappers."""
     while type(file).__module__ == "tqdm.utils":
         file = file._wrapped  # noqa: SLF001
     streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)

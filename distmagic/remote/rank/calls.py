@@ -1,15 +1,14 @@
-"""The collective calls of a rank, as torch's flight recorder has them: which it has made, and in which it waits.
+"""The collective calls of a rank, from torch's flight recorder: the calls it has made, and the one in which it waits.
 
-    the agent  --ask-->     an empty file beside the agent's sockets
-    a rank     --answer-->  its calls and the stacks of its threads in that file, also while its main thread waits
-               --leave-->   the same without a question: when a call has failed, when groups end, and at its own end
+    the agent  --ask-->     an empty file next to the agent's sockets
+    a rank     --answer-->  its calls and the stacks of its threads in that file, even while its main thread waits
+               --leave-->   the same without a request: after a failed call, when groups end, and at its own end
     the file   --reply_of-->  Stacks, and the text of the stacks
 
-`answer` is called in the rank, whose own thread looks for the question from then on. `ask` and `reply_of` are called by the
-agent.
+The rank calls `answer`, which starts a thread that watches for requests. The agent calls `ask` and `reply_of`.
 
-gloo aborts the process where a rank sends more than another one expects: an exception of C++ on a thread of its own, which
-nobody catches. What C++ calls then leaves the calls first.
+If a rank sends more than another one expects, gloo aborts the process by an uncaught C++ exception on its own thread.
+The C++ terminate handler is replaced, so that it writes the calls first.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from distmagic.remote.wire.events import LEFT, Stacks
 from distmagic.remote.wire.parts import CallRecord, GroupRecord
 
 _LOOK_S = 0.25
-_KEPT = 50  # calls of each group, the last ones
+_KEPT = 50  # last calls of each group
 _MAX_GROUPS = 16  # those with the latest calls
-_MAX_CHARS = 200  # of the sizes of a call, of the ranks of a group
+_MAX_CHARS = 200  # limit for the sizes of a call, and for the ranks of a group
 _READ_BYTES = 1 << 20
 _known: list[
     tuple[int, Path, ModuleType]
-] = []  # this rank, its file, and torch's groups: once it has any
+] = []  # this rank, its file, and torch's groups, once it has any
 
 
 def _file_of(run_dir: Path, pid: int) -> Path:
@@ -52,11 +51,11 @@ def _file_of(run_dir: Path, pid: int) -> Path:
 
 
 def answer(run_dir: Path, c10d: ModuleType) -> None:
-    """Have a thread of this process answer from now on. Nothing is raised where that fails."""
+    """Start a thread in this process that answers requests. If that fails, nothing is raised."""
     path = _file_of(run_dir, os.getpid())
     with contextlib.suppress(OSError, RuntimeError, AttributeError):
-        path.write_bytes(b"-")  # nobody asks yet
-        # Not of `threading`: the user's code counts and joins the threads that it has there.
+        path.write_bytes(b"-")  # means no request yet
+        # Not from `threading`: the user's code may count and join its threads there.
         _thread.start_new_thread(_answer_always, (path, c10d))
         _known.append((os.getpid(), path, c10d))
         _before_abort()
@@ -76,12 +75,12 @@ def _answer_always(path: Path, c10d: ModuleType) -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Leave the calls of this rank for its agent: it ends, or its groups do, or an exception has come out of a call."""
+    """Write the calls of this rank for its agent: before its end or that of its groups, or after a failed call."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
-    # Autograd's are those of DistributedDataParallel.
+    # Autograd's calls are those of DistributedDataParallel.
     if frames and not re.search("/torch/(distributed|autograd)/", frames[-1].filename):
         return
-    stack = "-\n"  # where it is says nothing
+    stack = "-\n"  # its current place means nothing
     if frames:
         lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in reversed(frames)]  # fmt: skip
         stack = "\n".join(["Thread 0x0 (most recent call first):", *lines, ""])
@@ -96,11 +95,11 @@ def _leave(stack: str = "", *, has_failed: bool = True) -> None:
 
 
 def _before_abort() -> None:
-    """Have C++ leave the calls before it aborts the process because of an exception, as long as Python runs."""
-    import ctypes  # as torch does, which is there
+    """Make C++ write the calls before it aborts the process because of an exception, as long as Python runs."""
+    import ctypes  # torch imports it too
 
     handler = ctypes.CFUNCTYPE(None)
-    # As std::set_terminate is called in the library.
+    # The symbol of std::set_terminate in the library.
     change = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
     change.restype, change.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
@@ -110,7 +109,7 @@ def _before_abort() -> None:
 
     ours = handler(leave_and_abort)
     plain = change(ctypes.cast(ours, ctypes.c_void_p))
-    # Whose reference keeps it alive.
+    # This reference keeps it alive.
     atexit.register(lambda: (change(plain), ours))
 
 
@@ -122,14 +121,14 @@ def _write(
     *,
     has_failed: bool = True,
 ) -> None:
-    """Write the calls, and this stack in place of the real ones. A call that has failed is not over."""
+    """Write the calls, and `stack` instead of the real stacks. `has_failed`: a failed call counts as unfinished."""
     calls = list(_groups(c10d, time.time_ns()))
     if calls and stack and has_failed:
         *before, last = calls[-1].calls
         made = (*before, replace(last, is_over=False))
         calls[-1] = replace(calls[-1], calls=made)
     if not calls and not has_failed:
-        return  # its groups have ended before, and what it had made stands there
+        return  # its groups have ended before, and the file has its calls already
     rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
     line = Stacks(
         request_id=request_id, rank=rank, local_rank=local_rank, calls=tuple(calls)
@@ -145,7 +144,7 @@ def _write(
 
 
 def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
-    """Yield the last calls of this rank in each group; those to single ranks, as send and recv, are left out."""
+    """Yield the last calls of this rank in each group, without calls to single ranks, such as send and recv."""
     world = c10d._world  # noqa: SLF001
     names = {world.pg_names[group]: group for group in list(world.pg_names)}
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -153,10 +152,10 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
         backend, _, _ = one["profiling_name"].partition(":")
         name, description = one["process_group"]
         if name in names and not one["is_p2p"]:
-            # Two backends of one group count for themselves.
+            # Two backends of one group count separately.
             made = entries.setdefault((name, description, backend), [])
             if made and one["collective_seq_id"] < made[-1]["collective_seq_id"]:
-                made.clear()  # of a group that has ended, and had this name
+                made.clear()  # from a group that has ended, and had the same name
             made.append(one)
     latest = sorted(entries.items(), key=lambda item: item[1][-1]["time_created_ns"])
     for (name, description, backend), made in latest[-_MAX_GROUPS:]:
@@ -177,7 +176,7 @@ def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
 
 
 def _is_over(entry: dict[str, Any]) -> bool:
-    # gloo only retires its calls; of NCCL the recorder sees the end itself.
+    # gloo only retires its calls; for NCCL the recorder notices the end itself.
     return bool(entry["retired"]) or entry["state"] == "completed"
 
 
@@ -207,7 +206,7 @@ def ask(run_dir: Path, pid: int) -> bool:
 
 
 def reply_of(run_dir: Path, pid: int) -> tuple[Stacks, str] | None:
-    """Return the calls of that process, which `LEFT` says it has left, and the text of its stacks; None before it has answered."""
+    """Return the calls and the stack text that a process has written; None if it has written none."""
     try:
         with _file_of(run_dir, pid).open("rb") as file:
             line = file.readline(_READ_BYTES)

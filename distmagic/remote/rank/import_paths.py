@@ -1,4 +1,4 @@
-"""Where the user's own modules are on a host: in the run's working directory, or where they lie on the notebook's machine."""
+"""Import paths of the user's own modules: the run's working directory, or their folders on the notebook machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distmagic.remote.wire.parts import WorkDir
 
 
 def of_work_dir(work: WorkDir | None) -> list[str]:
-    """Return the directories to import from: that in which ranks begin, and the working directory itself.
+    """Return the directories to import from: the one in which ranks start, and the working directory itself.
 
-    [] for a node that has no working directory of its own: it is the notebook's own machine.
+    [] for a node without its own working directory, which is the notebook machine.
     """
     if work is None:
         return []
@@ -25,12 +25,12 @@ def of_work_dir(work: WorkDir | None) -> list[str]:
 
 
 def of_rank(from_agent: Mapping[str, Any]) -> list[str]:
-    """Return the directories to import from; `from_agent` is what the agent has passed to its ranks."""
+    """Return the directories to import from; `from_agent` has the values that the agent passes to its ranks."""
     return list(from_agent["paths"] or of_code(from_agent["code"]))
 
 
 def of_code(code: str | Path) -> list[str]:
-    """Return the directories of the notebook's machine that a payload's local modules lie in."""
+    """Return the folders of a payload's local modules on the notebook machine."""
     with zipfile.ZipFile(code) as archive:
         return [
             str(path)
@@ -39,7 +39,7 @@ def of_code(code: str | Path) -> list[str]:
 
 
 def top_level_names(folder: str) -> set[str]:
-    """Return the names of modules and packages that an import finds in a folder; none where it can't be read."""
+    """Return the names of modules and packages that can be imported from a folder; none if it is unreadable."""
     names = set()
     try:
         with os.scandir(folder) as entries:

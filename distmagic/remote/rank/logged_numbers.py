@@ -1,13 +1,12 @@
-"""Numbers that the user's code logs in another way than by `report` become metrics of the rank.
+"""Reports numbers as metrics that the user's code logs by a library instead of `report`.
 
     tqdm            set_postfix(loss=...), set_postfix_str("loss=0.3"), and set_description("epoch 1: loss 0.3")
-    transformers    what a Trainer logs, every `logging_steps`
+    transformers    logs of a Trainer, every `logging_steps`
     lightning       self.log("loss", loss), every `log_every_n_steps`
     accelerate      accelerator.log({"loss": ...})
 
-A rank may have several of these at once: Lightning shows in its bar what it logs. The first of the list report,
-frameworks, bars, printed lines that says anything is listened to, and those behind it are not any more. Printed lines
-are the agent's: `remote/wire/printed_numbers.py`.
+A rank may use several of these at once: for example, Lightning's bar shows what it logs. Only the best source counts,
+in the order `report`, frameworks, bars, printed lines. The agent reads printed lines: `remote/wire/printed_numbers.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from distmagic.remote.rank.report import report_logged
 from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.printed_numbers import numbers_of
 
-# Log themselves what their bars show.
+# Frameworks that log the numbers in their bars themselves.
 _FRAMEWORKS = (
     "lightning.",
     "pytorch_lightning.",
@@ -31,7 +30,7 @@ _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
 
 
 def install() -> None:
-    """Have numbers taken from these libraries in this process, wherever they are imported."""
+    """Read numbers from these libraries in this process, once they are imported."""
     import_hooks.when_imported("tqdm", _follow_tqdm)
     import_hooks.when_imported(
         "transformers.trainer_callback",
@@ -49,7 +48,7 @@ def install() -> None:
 
 
 def _before(kind: Any, name: str, act: Callable[..., None]) -> None:
-    """Have `act` called with the arguments of a method before each call of it."""
+    """Call `act` with the arguments of a method before each call of it."""
 
     def method(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         act(*args, **kwargs)
@@ -58,7 +57,7 @@ def _before(kind: Any, name: str, act: Callable[..., None]) -> None:
     import_hooks.wrap(kind, name, method)
 
 
-# ---- for each method that is followed a function with its arguments
+# ---- for each followed method, a function with the same arguments
 
 
 def _follow_tqdm(module: ModuleType) -> None:
@@ -82,10 +81,10 @@ def _set_text(
 
 
 def _log_of_bar(bar: Any, values: Mapping[str, object]) -> None:
-    """Report the numbers of a bar that has been shown, unless its framework logs them; they stand at its count."""
-    was_shown = hasattr(bar, "unit")  # tqdm sets nothing for one that is switched off
+    """Report the numbers of a visible bar at its count, unless its framework logs them."""
+    was_shown = hasattr(bar, "unit")  # tqdm sets nothing for a disabled bar
     if was_shown and not type(bar).__module__.startswith(_FRAMEWORKS):
-        # While a bar is iterated over, its own count is as old as what it shows.
+        # During an iteration over a bar, its own count lags like its display.
         count = max(bar.n, (bar.initial or 0) + getattr(bar, AT))
         report_logged(values, NumberSource.BAR, step=count)
 

@@ -1,7 +1,7 @@
-"""What a rank reports, on its way to the agent: rows and bars that wait, and packets of them.
+"""The queue of a rank's reports to the agent: waiting rows and bars, and packets of them.
 
-Nothing here waits for the agent, except `flush`. What can't be sent stays in bounded lists, and goes with a later call.
-Every call puts its data into `inbox`, and sends the inbox unless another thread is doing so.
+Only `flush` waits for the agent. Data that can't be sent stays in lists of limited size until a later call. Every call
+adds its data to `inbox`, and sends the inbox unless another thread is doing so.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from distmagic.remote.wire.events import Picture
 from distmagic.remote.wire.parts import Bar
 
 KEPT_ROWS = (
-    500  # kept while the agent takes none; of more rows every second one is dropped
+    500  # rows kept while the agent takes none; above that, every second row is dropped
 )
-KEPT_BARS = 100  # kept meanwhile; of more bars those that are closed, and were never sent, are dropped
-_PACKET_BYTES = 48_000  # of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
-_MOST_METRICS = 1000  # of a row
-# A packet costs as much as 20 calls, and wakes the agent.
+KEPT_BARS = (
+    100  # bars kept meanwhile; above that, closed bars that were never sent are dropped
+)
+# size of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+_PACKET_BYTES = 48_000
+_MOST_METRICS = 1000  # limit for each row
+# Sending a packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
 _REFILL = 10.0  # packets a second
-TOGETHER = (
-    64  # calls whose data waits in the inbox: made into text together they cost less
-)
+TOGETHER = 64  # calls whose data waits in the inbox: encoding them together is cheaper
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class NumberSource(enum.IntEnum):
-    """Where numbers of a rank come from; those of the highest one that has any count."""
+    """The sources of a rank's numbers; only the highest source that has any counts."""
 
     BAR = 1
     FRAMEWORK = 2
@@ -47,7 +48,8 @@ class NumberSource(enum.IntEnum):
 class ReportedRow(NamedTuple):
     """Numbers that were reported or logged.
 
-    `tells_progress`: the step says how far the rank is, and without one they stand at the count of its innermost bar.
+    `tells_progress`: the step is the rank's progress; without a step they are recorded at the count of its innermost
+    bar.
     """
 
     at_s: float
@@ -58,9 +60,9 @@ class ReportedRow(NamedTuple):
 
 
 class Outbox:
-    """Sends to the agent, and keeps what could not be sent yet.
+    """Sends reports to the agent, and keeps those that could not be sent yet.
 
-    Any thread may append to `inbox` at any time. All other attributes are used only by the thread that holds `_busy`.
+    Any thread may append to `inbox` at any time. Only the thread that holds `_busy` uses the other attributes.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Outbox:
         complain: Callable[[str], None],
     ) -> None:
         self.inbox: deque[Bar | ReportedRow] = deque()
-        self.source = NumberSource.BAR  # of the numbers that have come
+        self.source = NumberSource.BAR  # source of the numbers so far
         self._send = send
         self._clock = clock
         self._complain = complain
@@ -82,23 +84,25 @@ class Outbox:
         self._rows: list[dict[str, object]] = []
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
-        self._counts: dict[int, float] = {}  # how far each open bar is
+        self._counts: dict[int, float] = {}  # the count of each open bar
         self._step: float | None = None
         self._total: float | None = None
-        self._has_news = False  # whether step or total, or a call without either, is still to be sent
+        self._has_news = (
+            False  # whether step or total, or a call without either, must still be sent
+        )
         self._device = ""
         self._tokens = _BURST
         self._filled_s = 0.0
-        self.due_s = 0.0  # when the next packet may be sent
+        self.due_s = 0.0  # the earliest time for the next packet
 
     def seconds(self) -> float:
-        """Return the time since the rank began."""
+        """Return the time since the rank started."""
         return self._clock() - self._began
 
     def pump(self) -> None:
-        """Send the inbox, unless another thread is doing so, or this one in the call that was interrupted.
+        """Send the inbox, unless another thread is doing so, or this thread in a call that was interrupted.
 
-        What can't be sent yet stays in the inbox: many rows together are made into text faster than one by one.
+        Data that can't be sent yet stays in the inbox: encoding many rows together is faster.
         """
         while self.inbox and self._busy.acquire(blocking=False):
             try:
@@ -113,7 +117,7 @@ class Outbox:
                 self._busy.release()
 
     def flush(self, patience_s: float) -> bool:
-        """Send everything, trying for `patience_s`; return whether nothing is left."""
+        """Send everything, retrying for `patience_s`; return whether nothing is left."""
         give_up = time.monotonic() + patience_s
         if not self._busy.acquire(timeout=patience_s):
             return False
@@ -128,7 +132,7 @@ class Outbox:
             self._busy.release()
 
     def send_picture(self, data: str, patience_s: float) -> None:
-        """Send a picture after all that was reported before it. Of too many in a short time none is sent."""
+        """Send a picture after all earlier reports. Above a rate limit it is dropped."""
         give_up_s = time.monotonic() + patience_s
         if not (self._may_send() and self.flush(patience_s)):
             return
@@ -140,7 +144,7 @@ class Outbox:
             time.sleep(0.002)
 
     def _may_send(self) -> bool:
-        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one in ten packets a second."""
+        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one ten times a second."""
         now = self.seconds()
         self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
         self._filled_s = now
@@ -167,7 +171,7 @@ class Outbox:
             self._total = self._total if row.total is None else row.total
             self._has_news = True
             if step is None and self._counts:
-                step = self._counts[max(self._counts)]  # of the innermost bar
+                step = self._counts[max(self._counts)]  # count of the innermost bar
         if not row.values:
             return
         if len(row.values) > _MOST_METRICS:
@@ -189,7 +193,7 @@ class Outbox:
             self._counts[bar.id] = bar.n
         if len(self._bars) <= KEPT_BARS:
             return
-        # One that began and ended without being sent leaves no trace: it is the one to drop.
+        # A bar that was opened and closed without being sent leaves no trace: it can be dropped.
         for old in self._bars.values():
             if old.closed and old.id not in self._shown:
                 del self._bars[old.id]
@@ -238,7 +242,7 @@ class Outbox:
 
 
 def _bounded(bar: Bar) -> dict[str, object]:
-    """Return the fields of a bar, whose texts are the user's."""
+    """Return the fields of a bar, with the user's texts shortened."""
     return {
         **vars(bar),
         "desc": bar.desc[:200],
@@ -248,7 +252,7 @@ def _bounded(bar: Bar) -> dict[str, object]:
 
 
 def _device() -> str:
-    """Return the GPU that this process uses, "" for none; without making it use one."""
+    """Return the GPU that this process uses, "" for none; does not initialize one."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

@@ -1,8 +1,8 @@
-"""Progress displays of rich in the user's code become bars of the rank, with no change to that code. Lightning uses them.
+"""Shows progress displays of rich in the user's code as bars of the rank. Lightning uses them.
 
-A rank has no terminal, so that rich itself writes nothing but the last state. The methods of `rich.progress.Progress`
-that change or draw a display are replaced by ones that post each visible task as a bar, too. A display with a file of its
-own stays as it is.
+A rank has no terminal, so rich itself only writes the last state. The methods of `rich.progress.Progress` that change
+or draw a display are wrapped, so that they also send each visible task as a bar. A display with its own file is
+unchanged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.parts import Bar
 
 _IDS = "_distmagic_ids"  # attribute of a display: {number of a task: number of its bar}
-_POSTED_S = "_distmagic_posted_s"  # attribute of a display: when it was posted last
+_POSTED_S = "_distmagic_posted_s"  # attribute of a display: when it was last posted
 _PAUSE_S = 0.1  # between two posts of a display that is changed very often
 _CHANGING = ("update", "advance", "reset", "stop_task")
 
 
 def install() -> None:
-    """Have the tasks of every display of rich in this process reported."""
+    """Report the tasks of every rich display in this process."""
     import_hooks.when_imported("rich.progress", _patch)
 
 
@@ -39,7 +39,7 @@ def _patch(module: ModuleType) -> None:
     import_hooks.wrap(progress, "remove_task", _remove_task)
 
 
-# ---- the replacements: each is called with rich's own method, then with that method's arguments
+# ---- replacements: each is called with rich's own method, followed by that method's arguments
 
 
 def _change(original: Any, display: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ def _post_all(display: Any, *, closed: bool = False) -> None:
 
 
 def _post(display: Any, task: Any, *, closed: bool) -> None:
-    """Post a task as a bar; one that is no longer visible once, as one that is over."""
+    """Post a task as a bar; a task that has become invisible is posted once more, as a closed bar."""
     if getattr(display, _IDS) is None:
         setattr(display, _IDS, {})
     numbers: dict[Any, int] = getattr(display, _IDS)

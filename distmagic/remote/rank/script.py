@@ -1,4 +1,4 @@
-"""Runs a script, or a module as `python -m` does, as a rank's `__main__`: it sees what torchrun would let it see."""
+"""Runs a script, or a module like `python -m`, as a rank's `__main__`, in the same environment as under torchrun."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distmagic.remote.values.call import Script
 
 
 def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> None:
-    """Run it in `main`, which is `sys.modules["__main__"]`. Raises whatever it raises, and SystemExit.
+    """Run a script in `main`, which is `sys.modules["__main__"]`. Raises the script's exceptions, and SystemExit.
 
-    `ours` are the first entries of `sys.path`, which are distmagic's own: the first of them goes to the end, for
-    `import distmagic`; on this machine the others are where its local modules lie. Its children import from there, too.
-    `folder` is the working directory that the script's files were brought to, "" where the script
-    lies at its own place.
+    `ours` are the first entries of `sys.path`, which distmagic has added. The first of them is moved to the end, so
+    that `import distmagic` works. On the notebook machine the others are the folders of local modules. Child processes
+    import from them, too. `folder` is the working directory with the script's files, "" if the script runs from its own
+    place.
     """
     bundle = ours[0]
     sys.path[: len(ours)] = []
@@ -38,7 +38,7 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
         _empty(main)
         runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
         return
-    # Not from another directory: --cwd.
+    # The script was started in another directory: --cwd.
     is_there = script.shown and os.path.exists(script.shown)
     shown = script.shown if is_there else path
     sys.path[:] = [
@@ -59,7 +59,7 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
 
 
 def _empty(main: ModuleType) -> None:
-    """Leave in `__main__` what Python itself puts there, and nothing of the payload."""
+    """Remove everything from `__main__` except the names that Python itself sets."""
     for name in [
         name for name in vars(main) if name not in ("__name__", "__builtins__")
     ]:

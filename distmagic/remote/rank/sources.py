@@ -1,4 +1,4 @@
-"""Makes the text of cells known on a rank: to tracebacks, warnings, `inspect.getsource`, Triton, torch.jit and torch.compile."""
+"""Makes the source of cells available on a rank: for tracebacks, warnings, `inspect.getsource` and compilers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _known: dict[str, str] = {}  # texts of cells, by file name
 
 
 def load(code: Path) -> dict[str, str]:
-    """Put the cells' text into `linecache`; return the labels of cells by file name. `code` is a file of the payload."""
+    """Put the cells' source into `linecache`; return the labels of cells by file name.
+
+    `code` is a file of the payload.
+    """
     sources = read(code)
     know(sources["texts"])
     labels = dict(sources["labels"])
@@ -30,29 +33,29 @@ def load(code: Path) -> dict[str, str]:
 
 
 def know(texts: Mapping[str, str]) -> None:
-    """Put the text of cells into `linecache`, by file name."""
+    """Put the source of cells into `linecache`, by file name."""
     for name, text in texts.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     if texts and not _known:
         import_hooks.wrap(inspect, "getfile", _getfile)
     for name, text in texts.items():
-        _known.pop(name, None)  # it is the latest now
+        _known.pop(name, None)  # it is now the latest
         _known[name] = text
 
 
 def form_of_results(code: Path) -> SourceForm | None:
-    """Return how results travel: without byte code, where the notebook has a Python of another minor version."""
+    """Return the form for results: source instead of byte code, if the notebook has another minor version of Python."""
     ours = sys.version_info[:2]
     python = tuple(read(code).get("python", ours))
     return None if python == ours else SourceForm(python)
 
 
 def needs_new(code: Path, loaded: Iterable[str]) -> bool:
-    """Whether the ranks of this payload must be new processes, as not all that is `loaded` may be loaded when they begin."""
+    """Whether this payload needs new processes for ranks, because a module in `loaded` must not be preloaded."""
     names = read(code).get("may_be_loaded")
     if names is None:
         return False
-    # `import a.b` loads a, too.
+    # `import a.b` also loads a.
     allowed = {
         name[:end]
         for name in names
@@ -62,19 +65,19 @@ def needs_new(code: Path, loaded: Iterable[str]) -> bool:
 
 
 def imports(code: Path) -> list[str]:
-    """Return the names of what the texts of this payload import."""
+    """Return the names of the modules that the texts of this payload import."""
     return [str(name) for name in read(code).get("imports", ())]
 
 
 def read(code: Path) -> dict[str, Any]:
-    """Return what the payload tells of the user's sources. Raises OSError, ValueError, KeyError, BadZipFile."""
+    """Return the payload's data about the user's sources. Raises OSError, ValueError, KeyError, BadZipFile."""
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))
     return found
 
 
 def _getfile(original: Any, object: Any) -> Any:  # noqa: A002 - the name that it has in inspect
-    """Return for a class of a cell that cell; `inspect` would look in the file of `__main__`, as of any program."""
+    """For a class that a cell defines, return the cell; `inspect` would look in the file of `__main__`."""
     if isinstance(object, type) and object.__module__ == "__main__":
         name = re.escape(object.__name__)
         statement = re.compile(rf"^\s*class\s+{name}\b", re.MULTILINE)
@@ -85,7 +88,7 @@ def _getfile(original: Any, object: Any) -> Any:  # noqa: A002 - the name that i
 
 
 def label_warnings(labels: Mapping[str, str]) -> None:
-    """Have warnings name the cell as tracebacks do, in place of a file that does not exist."""
+    """Make warnings name the cell, as tracebacks do, instead of a file that does not exist."""
 
     def formatwarning(
         original: Any, message: object, category: object, filename: str, lineno: int, line: Any = None,

@@ -1,7 +1,7 @@
-"""The stacks of a rank's threads, written by Python's faulthandler: it answers a signal also while C code hangs.
+"""The stack traces of a rank's threads, written by Python's faulthandler: it answers a signal even while C code hangs.
 
-    a rank   --answer-->       faulthandler's text, in a file beside the agent's sockets
-    text     --threads_of-->   Threads, with frames under the names that the user knows
+    a rank   --answer-->       faulthandler's text, in a file next to the agent's sockets
+    text     --threads_of-->   Threads, with frames named as the user knows them
 
 Pure, except `answer`, which the rank calls, and `is_ready`, which the agent calls.
 """
@@ -20,12 +20,13 @@ from pathlib import Path
 from distmagic.remote.system import processes
 from distmagic.remote.wire.parts import Frame, Thread
 
-# Used by no library that is known; real-time signals are queued, so none gets lost.
+# Used by no known library; real-time signals are queued, so none is lost.
 SIGNAL = signal.SIGRTMAX - 3
-MAX_FRAMES = 60  # kept of the main thread, the innermost
-_MAX_OTHERS = 8  # kept of the other threads
-_MAX_OTHERS_FRAMES = 20  # kept of each of them
-_MAX_CHARS = 200  # of the name of a file, the name of a function, a line of source
+MAX_FRAMES = 60  # innermost frames of the main thread that are kept
+_MAX_OTHERS = 8  # number of other threads that are kept
+_MAX_OTHERS_FRAMES = 20  # frames of each other thread that are kept
+# Limit for the name of a file, the name of a function, a line of source.
+_MAX_CHARS = 200
 
 _THREAD = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)\b.*:$")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
@@ -39,21 +40,22 @@ def file_of(run_dir: Path, pid: int) -> Path:
 
 
 def answer(run_dir: Path) -> None:
-    """Have this process answer `SIGNAL` from now on. Nothing is raised where that fails."""
+    """Make this process answer `SIGNAL` from now on. If that fails, nothing is raised."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(file_of(run_dir, os.getpid()), flags, 0o600)
-        # Only a handler that calls the one before it restores errno. Without that a call of the system that fails just
-        # then raises `OSError: [Errno 0]` in the user's code.
+        # Only a handler that calls the previous one restores errno. Without that, a system call that fails at that
+        # moment raises `OSError: [Errno 0]` in the user's code.
         signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=True)
 
 
 def is_ready(run_dir: Path, pid: int) -> bool:
-    """Whether that process would answer the signal. Otherwise the signal could end it, or make it write to another file.
+    """Whether that process would answer the signal. Otherwise the signal could kill it, or make it write to another
+    file.
 
     A process stops answering when it becomes another program (exec), or when its code closes all descriptors. While it
-    ends an answer, it ignores the signal.
+    finishes an answer, it ignores the signal.
     """
     wanted = str(file_of(run_dir, pid))
     try:
@@ -62,14 +64,14 @@ def is_ready(run_dir: Path, pid: int) -> bool:
         folder = f"/proc/{pid}/fd"
         return any(os.readlink(f"{folder}/{fd}") == wanted for fd in os.listdir(folder))
     except OSError:
-        return False  # it has ended, or belongs to another user, or closed a file meanwhile
+        return False  # it has ended, or belongs to another user, or has closed a file meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The names of files as the user knows them: `labels` of cells, and `texts` of cells and scripts, by file name.
+    """The user's names of files: `labels` of cells, and `texts` of cells and scripts, by file name.
 
-    `modules` is the directory of the user's own modules. File names that begin with `own` are distmagic's.
+    `modules` is the directory of the user's own modules. File names that start with `own` are distmagic's.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -81,8 +83,8 @@ class Sources:
 def is_whole(text: str, own: str) -> bool:
     """Whether faulthandler has finished: the main thread comes last, and its outermost frame is the worker's `main`.
 
-    The frames around `main` are not waited for. Of very deep stacks and very many threads faulthandler leaves out the
-    rest and writes "..." in its place.
+    The frames outside of `main` are not needed. For very deep stacks and very many threads, faulthandler writes "..."
+    instead of the rest.
     """
     begin = max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0)
     last = text[begin:]
@@ -96,7 +98,7 @@ def is_whole(text: str, own: str) -> bool:
 
 
 def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
-    """Return the threads in faulthandler's text: the main one, then those of the others that run the user's code.
+    """Return the threads in faulthandler's text: first the main thread, then others that run the user's code.
 
     Innermost frames come last. Lines that are not faulthandler's are ignored, so no text raises an error.
     """
@@ -135,19 +137,19 @@ def _blocks(text: str) -> list[list[Frame]]:
 
 
 def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
-    """Return the frames, outermost first, under the names that the user knows, without those of distmagic."""
+    """Return the frames, outermost first, with the user's names, without those of distmagic."""
     if sources.own:
         frames = [frame for frame in frames if not frame.file.startswith(sources.own)]
     shown = [_renamed(frame, sources) for frame in reversed(frames)]
     for i, frame in enumerate(shown):
         if frame.mine:
-            # Without the frames around the user's code, which start every Python program.
+            # Without the outer frames that start every Python program.
             return shown[i:]
     return shown
 
 
 def _innermost(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
-    """Return the innermost frames. If none of them is the user's, the user's innermost one replaces the first."""
+    """Return the innermost frames. If none of them is the user's, the user's innermost frame replaces the first."""
     kept = frames[-limit:]
     mine = [frame for frame in frames if frame.mine]
     if mine and not any(frame.mine for frame in kept):

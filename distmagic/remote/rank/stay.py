@@ -1,12 +1,12 @@
-"""A rank that stays: it runs one cell after the other in one `__main__`, until its agent hangs up.
+"""A rank that stays alive: it runs one cell after the other in one `__main__`, until its agent closes the connection.
 
-The main thread runs cells; another one reads what the agent hands on, and interrupts the main thread. What a cell raises
-ends the cell alone, `sys.exit` too.
+The main thread runs cells. Another thread reads the agent's requests, and interrupts the main thread. An exception in a
+cell, even `sys.exit`, only ends the cell.
 
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
-    InterruptCell --SIGINT-->  KeyboardInterrupt, where that cell runs; two seconds later its process groups are broken
+    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; if blocked for 2 s, its process groups are broken
     end of file   --inbox-->   the rank's own end
 """
 
@@ -46,29 +46,30 @@ from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.events import Ended
 
 _MOST_SHOWN = 2000  # characters of a repr
-_MOST_VALUE_BYTES = 48_000  # of a value that goes along with the end of its cell
-_LARGEST_VALUE_BYTES = 1 << 20  # that is pickled to see how long it is
+# Size limit of a value that is sent with the end of its cell.
+_MOST_VALUE_BYTES = 48_000
+_LARGEST_VALUE_BYTES = 1 << 20  # size limit of a value that is pickled to measure it
 _MOST_NAMES_CHARS = 20_000
-_BREAK_S = 2.0  # that an interrupt may take to come through before groups are broken
+_BREAK_S = 2.0  # time for an interrupt to take effect before groups are broken
 _MOST_GROUPS = 200
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
 
-# Does its work and returns how that ended, whatever it raised.
+# A function that does its work and returns how it ended, whatever was raised.
 Ending = Callable[[Callable[[], Ended]], Ended]
 
 
 class PeerFailed(KeyboardInterrupt):
-    """Another rank of the cell has failed. `except Exception` does not catch it."""
+    """Raised in a cell when another rank of the cell has failed. `except Exception` does not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a rank that stays has of its process.
+    """The process of a rank that stays, as its cell loop uses it.
 
-    `folder` is for its own files, `blobs` has those of the payload. The user's modules lie in `paths`, () where that is the
-    notebook's own disk. Values go in this `form`. `labels` of cells are by
-    file name. `send` sends a message for sure, `begin_reports` lets the reports of a cell begin at 0. `keep` writes a
-    value to the file of the rank's result, and returns how that went.
+    `folder` is for its own files, `blobs` has the payload's files. The user's modules are in `paths`, () on the
+    notebook machine. Values are sent in `form`. `labels` of cells are by file name. `send` sends a message reliably;
+    `begin_reports` lets the reports of a cell start at 0. `keep` writes a value to the rank's result file, and returns
+    the outcome.
     """
 
     rank: int
@@ -90,22 +91,22 @@ class CellLoop:
         self._around = around
         self._rank, self._main = around.rank, around.main
         self._inbox: queue.SimpleQueue[RunCell | None] = queue.SimpleQueue()
-        self._last = 0  # the number of the cell that was taken last
-        self._running = 0  # the number of the one that runs, 0 between two
+        self._last = 0  # the number of the last received cell
+        self._running = 0  # the number of the running cell, 0 between two
         self._lock = threading.Lock()
-        self._interrupted: InterruptCell | None = None  # of the cell that runs
+        self._interrupted: InterruptCell | None = None  # for the running cell
         self._came = (
             threading.Event()
-        )  # the interrupt has come through, or no cell runs
-        self._own: set[str] = set()  # names that cells have given values to
+        )  # the interrupt has taken effect, or no cell runs
+        self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
         self._defining: list[Path] = []  # cells that a child process needs
         self._pid = os.getpid()
 
     def run(self, conn: socket.socket, ending: Ending) -> None:
-        """Run cells until the agent hangs up."""
+        """Run cells until the agent closes the connection."""
         signal.signal(signal.SIGINT, self._interrupt)
-        # NCCL then gives up communicators that are aborted, and does not end the process.
+        # So NCCL aborts communicators without ending the process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         steps.install()
         sources.label_warnings(self._around.labels)
@@ -114,7 +115,7 @@ class CellLoop:
             self._run_cell(request, ending)
         reader.join()
 
-    # ---- the thread that reads
+    # ---- the reading thread
 
     def _read(self, conn: socket.socket) -> None:
         while True:
@@ -151,17 +152,17 @@ class CellLoop:
                 signal.pthread_kill(main, signal.SIGINT)
             threads.begin("break", self._break, message.cell)
 
-    # ---- a thread of its own for each interrupt
+    # ---- one thread for each interrupt
 
     def _break(self, cell: int) -> None:
-        """Break the groups in which a cell waits, where the interrupt does not come through."""
+        """Break the process groups in which a cell waits, if the interrupt does not take effect."""
         if not self._came.wait(_BREAK_S) and self._running == cell:
             groups.break_all()
 
     # ---- the main thread
 
     def _interrupt(self, *_: object) -> None:
-        """Raise KeyboardInterrupt in a cell. Between two nothing is there to be interrupted."""
+        """Raise KeyboardInterrupt in a cell; do nothing between two cells."""
         if self._running and os.getpid() == self._pid:
             self._came.set()
             if self._interrupted is not None and self._interrupted.failed >= 0:
@@ -170,7 +171,7 @@ class CellLoop:
 
     def _run_cell(self, request: RunCell, ending: Ending) -> None:
         self._around.send(CellBegan(cell=request.cell, rank=self._rank))
-        # The cells before may have set others.
+        # Earlier cells may have set other handlers.
         signal.signal(signal.SIGINT, self._interrupt)
         self._around.begin_reports()
         self._shown = self._value = ""
@@ -200,7 +201,7 @@ class CellLoop:
                 yield name
 
     def _stop_running(self) -> None:
-        """Let no interrupt come any more; one that has come just now is dropped."""
+        """Block further interrupts; one that has just come is dropped."""
         while self._running:
             with contextlib.suppress(KeyboardInterrupt), self._lock:
                 self._running = 0
@@ -216,21 +217,21 @@ class CellLoop:
             with self._lock:
                 self._came.clear()
                 self._running = request.cell
-            if self._interrupted is not None:  # before it began
+            if self._interrupted is not None:  # before the cell started
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
                 groups.make_anew()
             reloading.bring(cell.modules, self._around.paths, names)
             return self._valued(call.perform(cell, self._main), keeps=cell.keeps)
         except SystemExit:
-            # Lightning answers an interrupt so.
+            # Lightning reacts to an interrupt like this.
             if self._interrupted or steps.has_stopped():
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
             if self._interrupted is None:
                 raise
-            # A call of a broken group fails, here or on another rank.
+            # A call of a broken group fails, on this rank or on another one.
             raise KeyboardInterrupt from error
         finally:
             self._stop_running()
@@ -240,7 +241,7 @@ class CellLoop:
             self._own.intersection_update(names)
 
     def _valued(self, value: object, *, keeps: bool) -> Ended:
-        """Return the end of a cell with this value; its repr, and the value itself if that is small, go along."""
+        """Return the end of a cell with this value; it includes the repr, and the value itself if it is small."""
         ended = Ended(rank=self._rank, restart=0, outcome="returned", result_bytes=0)
         if value is None:
             return ended
@@ -256,11 +257,11 @@ class CellLoop:
         return ended if data else replace(ended, meaning=_STAYS)
 
     def _load(self, request: RunCell) -> call.Cell:
-        """Return the cell. What comes with it becomes names, but for those that cells here have given values to."""
+        """Return the cell, and assign the names that come with it, except those that cells on this rank assigned."""
         if request.blob:
             path = self._around.blobs / request.blob
         else:
-            # A new file each time: values of earlier cells may lie in the memory that their own file is mapped to.
+            # A new file each time: values of earlier cells may be mapped from their own file.
             path = self._around.folder / f"rank{self._rank}.cell{request.cell}"
             path.write_bytes(base64.b64decode(request.data))
         names = vars(self._main)
@@ -274,7 +275,7 @@ class CellLoop:
         names.update(own)
         if call.defines(cell) and not cell.is_given:
             self._defining.append(path)
-            # A new file: a fork server has loaded the one before, and does not read that again.
+            # A new file: a fork server has loaded the previous one, and does not read it again.
             main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
             self._main.__file__ = call.write_main(main, *self._defining)
         elif not request.blob:
@@ -284,7 +285,7 @@ class CellLoop:
         return cell
 
     def _pickled(self, value: object) -> bytes:
-        """Return the parcel of a value, b"" where that is long, or there can be none."""
+        """Return the parcel of a value, b"" if it is too large or can't be pickled."""
         path = self._around.folder / f"rank{self._rank}.value"
         try:
             size = parcel.dump(

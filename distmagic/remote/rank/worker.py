@@ -1,4 +1,5 @@
-"""The process of one rank, started by torchrun: hands its output to the agent, calls the user's function, reports the end.
+"""The process of one rank, started by torchrun: connects its output to the agent, calls the user's function, reports
+the end.
 
 Its exit code is that of any script: 0 after a return, 1 after an exception, the code of `sys.exit`.
 """
@@ -53,18 +54,18 @@ _F_SETPIPE_SZ = 1031  # fcntl(2)
 _PIPE_BYTES = 1 << 20
 _MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about 200 KiB
 _MAX_MESSAGE_BYTES = 30_000
-_MAX_WORD = 200  # characters of a place, and of what asks for a line
+_MAX_WORD = 200  # characters of a place, and of a prompt
 _PAUSE_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What this process knows from torchrun's variables and from the agent's.
+    """The settings of this process, from torchrun's variables and from the agent.
 
     `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
     agent's. `pid` is compared in forked children, which are not this rank. The user's own modules are imported from
-    `paths`; `work_dir` is the working directory of the run, "" on the notebook's own machine. `can_type`: somebody may type
-    a line for this rank.
+    `paths`; `work_dir` is the working directory of the run, "" on the notebook machine. `can_type`: a user may type
+    input for this rank.
     """
 
     rank: int
@@ -85,10 +86,10 @@ class Rank:
 
 
 def main(_: list[str]) -> None:
-    """Be one rank, from the connection to the agent to the exit. Never returns."""
-    # Where torchrun has ended by now, its agent ends this process, or is gone, and can't be greeted.
+    """Run one rank, from the connection to the agent to the exit. Never returns."""
+    # If torchrun has ended by now, its agent ends this process, or is gone, and can't be connected to.
     processes.die_with_parent(os.getppid())
-    # No variable for the user's own processes.
+    # Removed from the environment of the user's own processes.
     from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
     rank = _read_rank(from_agent)
     run_dir = Path(rank.socket).parent
@@ -112,7 +113,7 @@ def main(_: list[str]) -> None:
 def _ended_after(
     rank: Rank, labels: dict[str, str], work: Callable[[], Ended]
 ) -> Ended:
-    """Return the end that `work` returns, or that it has by what it raises."""
+    """Return the end that `work` returns, or the end for its exception."""
     try:
         return work()
     except SystemExit as stop:
@@ -120,7 +121,7 @@ def _ended_after(
         return _exited(rank, stop)
     except (
         KeyboardInterrupt
-    ):  # as Python's own end: by the signal, and what it was at is no failure
+    ):  # exits by the signal, like Python itself; its place is not a failure
         _stop_handlers()
         return _ended(
             rank, "signalled", -signal.SIGINT, meaning="SIGINT: it was interrupted"
@@ -128,7 +129,7 @@ def _ended_after(
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _stop_handlers()
         calls.leave(error)
-        # The call can't be loaded: a traceback would show our frames only.
+        # The call can't be loaded: a traceback would only show distmagic's frames.
         is_ours = isinstance(error, parcel.ParcelError)
         text = str(error) if is_ours else shown_traceback(error, labels)
         _write_error(text)
@@ -147,7 +148,7 @@ def _work(
     labels: dict[str, str],
     held: list[object],
 ) -> Ended:
-    """Do all that the payload asks of this rank. What was returned is `held` until the rank ends."""
+    """Run the payload on this rank. The return value is kept in `held` until the rank ends."""
     bars.install(fallback)
     rich_bars.install()
     logged_numbers.install()
@@ -155,7 +156,7 @@ def _work(
     groups.install(partial(calls.answer, run_dir), calls.leave)
     steps.install(profiling.Profiling(run_dir, rank.folder, rank.rank).look)
     show.install()
-    # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load what the payload defines.
+    # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load the payload's definitions.
     user_main = types.ModuleType("__main__")
     user_main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     user_main.__file__ = call.write_main(rank.folder / call.MAIN_FILE, rank.call)
@@ -191,7 +192,7 @@ def _work(
 def _stay(
     rank: Rank, conn: socket.socket, main: types.ModuleType, labels: dict[str, str]
 ) -> None:
-    """Run cells until the agent hangs up."""
+    """Run cells until the agent closes the connection."""
 
     def begin_reports() -> None:
         report.begin(partial(_send, conn), rank=rank.rank, restart=rank.restart)
@@ -215,16 +216,17 @@ def _read_rank(from_agent: dict[str, Any]) -> Rank:
 
 
 def _say_hello(rank: Rank, from_agent: dict[str, Any]) -> socket.socket:
-    """Connect to the agent and hand it the other ends of new pipes, which become our stdout, stderr and stdin.
+    """Connect to the agent and send it the other ends of new pipes, which become this process's stdout, stderr and
+    stdin.
 
-    Where nobody can type, stdin is at its end.
+    If no user can type, stdin is at end of file.
     """
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.connect(rank.socket)
     socket_peer.check(conn)
     out, err = os.pipe(), os.pipe()
     for _, writing in (out, err):
-        # Over the user's limit for pipes the default size will do.
+        # Above the user's limit for pipes, the default size is enough.
         with contextlib.suppress(OSError):
             fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
     of_torchrun = {
@@ -245,7 +247,7 @@ def _say_hello(rank: Rank, from_agent: dict[str, Any]) -> socket.socket:
 
 
 def _send(conn: socket.socket, packet: bytes) -> bool:
-    """Send without blocking; return False where the agent has no room for it now."""
+    """Send without blocking; return False if the agent has no room for it now."""
     try:
         conn.send(packet, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -263,7 +265,7 @@ def _send_for_sure(conn: socket.socket, message: Message) -> None:
 def _tell_pauses(
     rank: Rank, conn: socket.socket, labels: dict[str, str]
 ) -> dict[str, str]:
-    """Report from now on when and where this rank waits for a line that somebody types, if anybody can.
+    """Report from now on when and where this rank waits for the user's input, if a user can type.
 
     Return the labels of cells by file name, which it uses.
     """
@@ -289,7 +291,7 @@ def _tell_pauses(
 
 
 def _let_quit_raise(pdb: types.ModuleType) -> None:
-    """Have `q` raise BdbQuit, as before Python 3.14: the exit with code 0 would leave the other ranks waiting."""
+    """Make `q` raise BdbQuit, as before Python 3.14: an exit with code 0 would leave the other ranks waiting."""
 
     def do_quit(original: Any, debugger: object, argument: str) -> object:
         vars(debugger)["mode"] = None
@@ -300,7 +302,7 @@ def _let_quit_raise(pdb: types.ModuleType) -> None:
 
 
 def _place(filename: str, main: types.ModuleType) -> None:
-    """Have a cell that runs as a whole find what lies beside it, by `__file__`, as a script does that lies there."""
+    """Set `__file__`, so that a whole cell finds files next to it like a script in that folder."""
     for_children = main.__file__
     main.__file__ = os.path.abspath(filename)
 
@@ -330,7 +332,7 @@ def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> E
 
 
 def _stop_handlers() -> None:
-    """Remove the handler by which DataLoader raises an exception when a worker dies: it must not stop our last steps."""
+    """Remove DataLoader's handler, which raises when a worker dies: it must not interrupt the final steps."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
@@ -338,11 +340,12 @@ def clear_main(main: types.ModuleType) -> None:
     """Delete the values in `__main__`, with their reference cycles, before Python's own shutdown.
 
     A model under DistributedDataParallel is a cycle that holds its process group. If that lived until the shutdown, its
-    threads could need the interpreter when it is gone, and abort a process that had done all its work.
+    threads could use the interpreter after its end, and abort a process that had done all its work.
     """
     kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
-    if threading.active_count() == 1:  # else a daemon thread may still use any of them
-        # Names only: a variable that held a value here would keep its cycle alive through the collection below.
+    if threading.active_count() == 1:
+        # Otherwise a daemon thread may still use any of them.
+        # Names only: a variable with a value would keep its cycle alive during the collection below.
         names = [
             name for name, value in vars(main).items() if not isinstance(value, kept)
         ]
@@ -354,14 +357,14 @@ def clear_main(main: types.ModuleType) -> None:
 
 
 def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
-    """Write the return value to its file, its code in this form; return the end to report."""
+    """Write the return value to its file, with code in this form; return the end to report."""
     _stop_handlers()
-    # A child that the function has forked, and that returned from it too.
+    # A child that the function has forked, and that also returned from it.
     if os.getpid() != rank.pid:
         return _ended(rank, "returned")
     if value is None or left_out.is_program(value):
         return _ended(rank, "returned", result_bytes=0)
-    # The function has returned: a value that can't be kept is no failure, and must not stop the other ranks.
+    # The function has returned: a value that can't be stored is no failure, and must not stop the other ranks.
     try:
         size_bytes, missing = left_out.dump(value, rank.result, form)
     except parcel.Unpicklable as error:
@@ -387,7 +390,7 @@ def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
 
 
 def _exited(rank: Rank, stop: SystemExit) -> Ended:
-    """Return the end to report for `sys.exit`: no code or 0 is a return, a text goes to stderr and means code 1."""
+    """Return the end to report for `sys.exit`: no code or 0 is a return; a text goes to stderr and means code 1."""
     if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         return _ended(rank, "returned", result_bytes=0)
     if not isinstance(stop.code, int):
@@ -400,7 +403,7 @@ def _exited(rank: Rank, stop: SystemExit) -> Ended:
 
 
 def _write_error(text: str) -> None:
-    """Write to stderr, or to descriptor 2 where the user's code has closed or replaced `sys.stderr`."""
+    """Write to stderr, or to descriptor 2 if the user's code has closed or replaced `sys.stderr`."""
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -410,8 +413,8 @@ def _write_error(text: str) -> None:
 
 
 def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
-    """Return the traceback without our own frames, and with cells under the labels that the notebook shows."""
-    # The folder remote/. Not from `__file__`: in the bundle's byte code the file names are other ones.
+    """Return the traceback without distmagic's frames, and with cells under the notebook's labels."""
+    # The folder remote/. Not from `__file__`: the bundle's byte code has other file names.
     own = os.path.dirname(os.path.dirname(shown_traceback.__code__.co_filename))
     summary = traceback.TracebackException.from_exception(error)
     _hide_frames(summary, own)
@@ -430,7 +433,7 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
 
 
 def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
-    """Report the end, then exit as any Python program does: threads, atexit, flush."""
+    """Report the end, then exit as any Python program does: join threads, run atexit functions, flush."""
     if ended.failure is None:
         calls.leave()
     report.end()
@@ -443,9 +446,9 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         # A child that the function has forked: it reports nothing for this rank.
         sys.exit(ended.code)
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
-        # The stop that this end brings about must not cut off what atexit functions save. With restarts torchrun may wait
-        # for this process before it starts another one. A child that it starts yet ends by these signals as any other: a
-        # handler of ours, unlike SIG_IGN, is not handed on by exec.
+        # The stop that follows this end must not interrupt atexit functions that save data. With restarts torchrun may
+        # wait for this process before it starts another one. Its child processes still end by these signals: unlike
+        # SIG_IGN, a handler is not inherited by exec.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
             os.register_at_fork(

@@ -1,4 +1,4 @@
-"""Files that appear under their name whole, or not at all."""
+"""Writes files that appear under their name complete, or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
-    """Give a new file to write and to read, readable by its owner only, which becomes `path` when the block is over.
+    """Yield a new file to write and to read, readable by its owner only. It becomes `path` at the end of the block.
 
-    Where the block raises, the file is removed and `path` stays as it was. The file has a name of its own until then, in
-    the folder of `path`: other processes, also of other hosts, may write the same at the same time. Raises OSError.
+    If the block raises, the file is removed and `path` is unchanged. Until then the file has its own name, in the
+    folder of `path`: other processes, even on other hosts, may write the same path at the same time. Raises OSError.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -28,16 +28,16 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
             yield file
         os.replace(aside, path)
     finally:
-        with contextlib.suppress(OSError):  # it has its name by now
+        with contextlib.suppress(OSError):  # it has its final name now
             aside.unlink()
 
 
 @contextmanager
 def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
-    """Give a file that is filled over several calls, with what came before, and where it is.
+    """Yield a file that is filled over several calls, with its earlier content, and its path.
 
-    Where another process or thread fills it just now, that is an empty file beside `part`, which goes after the block
-    unless it was renamed there. What is whole has to be given to `on_disk` before. Raises OSError.
+    If another process or thread is filling it now, yield an empty file next to `part`; it is removed after the block
+    unless it was renamed. Call `on_disk` before renaming a complete file. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with _open(part, flags, mode) as file:
@@ -54,14 +54,14 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def on_disk(file: BinaryIO) -> None:
-    """Have the disk, or the server of a file system, take all of a file: some refuse it first here. Raises OSError."""
+    """Flush a file to the disk or file server; some servers only report errors here. Raises OSError."""
     file.flush()
     os.fsync(file.fileno())
 
 
 @contextmanager
 def _open(path: Path, flags: int, mode: int) -> Iterator[BinaryIO]:
-    """Open a file; of what could not be written when it is closed the next call writes all anew."""
+    """Open a file; if closing it fails, truncate it, so that the next call writes it again."""
     file = open(os.open(path, flags, mode), "r+b")  # noqa: SIM115 - its close may raise
     try:
         yield file
@@ -71,11 +71,11 @@ def _open(path: Path, flags: int, mode: int) -> Iterator[BinaryIO]:
 
 
 def _is_ours(file: BinaryIO, path: Path) -> bool:
-    """Lock an open file; return whether nobody else has it, and it still has that name."""
+    """Lock an open file; return whether no other process has it, and it still has that name."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except (
         OSError
-    ):  # another one has it, or has just renamed it; or there are no locks here
+    ):  # another one has it, or has just renamed it; or the file system has no locks
         return False

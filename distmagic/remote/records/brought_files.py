@@ -1,11 +1,11 @@
-"""The files that a user had brought to this host, wherever they lie: a list of them, so that `clean` can remove them.
+"""Lists the files that `%distributed put` has copied to this host, so that `clean` can remove them.
 
-Of one file or folder that was named:
+For each file or folder that a user has copied:
 
     ~/.distmagic/brought/KEY-HOST/
-        root      the origin of who named it, and where it is, a line each
-        owners    who has brought something of it
-        files     size, time and path of each file as it was brought, a line each
+        root      the origin (see names.py) and the path, a line each
+        owners    the owners that have copied something of it
+        files     size, time and path of each copied file, a line each
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distmagic.remote.wire.protocol import KeptWorkDir
 
 
 def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
-    """Have a blob become a file of the user; with `keeps` it stays a blob as well. Raises OSError."""
+    """Turn a blob into a file of the user; with `keeps` it also remains a blob. Raises OSError."""
     blob = places.blob(sha256)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if not keeps:
@@ -38,15 +38,16 @@ def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
                 raise
         else:
             return
-    # Other hosts may share the blob. It goes when it is old, or when there are too many.
+    # Other hosts may share the blob. It is removed when it is old, or when there are too many.
     with blob.open("rb") as source, atomic_write(Path(target)) as file:
         shutil.copyfileobj(source, file, 1 << 20)
         os.fchmod(file.fileno(), mode)
 
 
 def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
-    """Note that these files below a folder were brought. Raises OSError."""
-    lines: dict[str, list[str]] = {}  # by what was named: the first part of a path
+    """Record that these files below a folder were copied here. Raises OSError."""
+    # By the copied file or folder: the first part of a path.
+    lines: dict[str, list[str]] = {}
     for path in paths:
         status = os.lstat(os.path.join(folder, path))
         root = os.path.normpath(os.path.join(folder, path.partition("/")[0]))
@@ -65,7 +66,7 @@ def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
 
 
 def kept() -> tuple[KeptWorkDir, ...]:
-    """Return what was brought to this host and is still there as it was. It counts as used while any job runs here."""
+    """Return the copied files that still exist unchanged. They count as in use while any job runs on this host."""
     found = []
     for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
         with contextlib.suppress(OSError):
@@ -88,7 +89,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
 
 
 def remove(root: str) -> int:
-    """Remove what was brought and is as it was, and folders that are empty then; return the bytes. Raises OSError."""
+    """Remove copied files that are unchanged, and folders that are empty then; return the bytes. Raises OSError."""
     about = _about(root)
     size = 0
     folders = set()
@@ -100,7 +101,7 @@ def remove(root: str) -> int:
             folders.add(folder)
             folder = os.path.dirname(folder)
     for folder in sorted(folders, key=len, reverse=True):
-        with contextlib.suppress(OSError):  # it has files of somebody else
+        with contextlib.suppress(OSError):  # it has files of another origin
             os.rmdir(folder)
     shutil.rmtree(about, ignore_errors=True)
     return size
@@ -111,13 +112,16 @@ def _folder() -> Path:
 
 
 def _about(root: str) -> Path:
-    """Return where the list of one file or folder is. Homes may be shared, and what is at this path differ by host."""
+    """Return the folder of one file's or folder's list.
+
+    It includes the host, because homes may be shared and paths may differ.
+    """
     key = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
     return _folder() / f"{key}-{socket.gethostname()}"
 
 
 def _unchanged(about: Path, root: str) -> Iterator[str]:
-    """Yield the files of a list that nobody has changed since. Raises OSError where there is no list."""
+    """Yield the files of a list that are unchanged. Raises OSError if there is no list."""
     latest: dict[str, tuple[int, int]] = {}
     for line in (about / "files").read_text("ascii").splitlines():
         size, time_ns, inner = line.split(" ")

@@ -1,15 +1,16 @@
-"""Virtual environments that this host has made for notebooks, kept and used again.
+"""Virtual environments that this host has made for notebooks, kept for reuse.
 
-    ~/.distmagic/envs/NAME            a link to the environment that was synced last under this name
-    ~/.distmagic/envs/.DIGEST/        an environment: the digest is that of the packages and of the Python it is made with
+    ~/.distmagic/envs/NAME            a link to the environment that was last synced under this name
+    ~/.distmagic/envs/.DIGEST/        an environment: the digest is of its packages and of its Python
         ready                         written when all packages are there; without it the environment is never used
-        owners                        who has asked for it, a line each
-        tmp/                          what the installers write meanwhile
-    ~/.distmagic/envs/.DIGEST-TOKEN/  the same, by a host that did not see the lock of another one, which makes it as well
+        owners                        the owners that have requested it, a line each
+        tmp/                          temporary files of the installers
+    ~/.distmagic/envs/.DIGEST-TOKEN/  the same, made by a host that did not see another host's lock
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
-It is made where it stays, because the programs in its `bin` name their own path. What appears last and at once is the
-link of its name. Hosts of one home with the same Python share an environment. What else is in this folder is the user's.
+An environment is made at its final path, because the programs in its `bin` contain that path. The link with its name
+appears last, atomically. Hosts with the same home and the same Python share an environment. Other files in this folder
+are the user's.
 """
 
 from __future__ import annotations
@@ -32,30 +33,31 @@ from pathlib import Path
 from distmagic.remote.records import owners, places
 from distmagic.remote.records.atomic_file import atomic_write
 
-# Writes a uv.lock as requirements into the file that is named next; the project itself is left out: its modules travel with each run.
+# Writes a uv.lock as requirements into the file named next; the project itself is left out, because its modules are
+# sent with each run.
 UV_EXPORT = (
     "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
     "--format", "requirements.txt", "--output-file",
 )  # fmt: skip
 _DIGEST = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]{8})?")
 _DIGEST_CHARS = 17  # with the dot
-# Of this process, as long as it lives: the link of a name may lead elsewhere later.
+# Of this process, for its whole life: the link of a name may change later.
 _OWN = Path(os.path.realpath(sys.prefix))
 _IN_USE_S = 120.0  # contacts, agents and templates touch theirs four times in that time
 
 
 def root() -> Path:
-    """Return the folder of all environments, whether or not it is there."""
+    """Return the folder of all environments, which may not exist."""
     return places.home() / "envs"
 
 
 def base_python() -> str:
-    """Return the Python to make environments with: this one, or that of which it is an environment."""
+    """Return the Python for new environments: this one, or the one of which it is an environment."""
     return getattr(sys, "_base_executable", "") or sys.executable
 
 
 def digest(packages: object) -> str:
-    """Return the name of the environment with these packages, which are anything that JSON can hold."""
+    """Return the name of the environment with these packages, given as any JSON value."""
     python = (base_python(), sys.version, platform.machine(), platform.libc_ver())
     text = json.dumps((packages, python), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -63,7 +65,7 @@ def digest(packages: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One environment, whether or not it is there."""
+    """One environment, which may not exist yet."""
 
     path: Path
 
@@ -73,7 +75,7 @@ class Environment:
         return self.path / "bin" / "python"
 
     def is_ready(self) -> bool:
-        """Whether all of it is there. Raises OSError where that can't be told: what can't be read just now may be in use."""
+        """Whether it is complete. Raises OSError if that is unknown: a temporarily unreadable one may be in use."""
         try:
             return bool((self.path / "ready").read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -81,18 +83,18 @@ class Environment:
 
     @property
     def tmp(self) -> Path:
-        """What its installers write meanwhile; pip leaves there what it has fetched when it is ended."""
+        """Temporary files of its installers; a killed pip leaves its downloads there."""
         return self.path / "tmp"
 
     def finish(self) -> None:
-        """Note that all of it is there. Raises OSError."""
+        """Mark it as complete. Raises OSError."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         about = {"size_bytes": places.size_below(self.path)}
         with atomic_write(self.path / "ready") as file:
             file.write(json.dumps(about).encode())
 
     def size_bytes(self) -> int:
-        """Return the bytes of it; of one that was never finished those that are there."""
+        """Return its size in bytes, even if it is incomplete."""
         try:
             return int(json.loads((self.path / "ready").read_text())["size_bytes"])
         except (OSError, ValueError, KeyError):
@@ -100,14 +102,15 @@ class Environment:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Give whether nobody else is making it; if so, nobody else of this host can within the block. Raises OSError.
+        """Yield whether it is locked for this process: then no other process of this host can make it within the block.
+        Raises OSError.
 
-        Nor can one of another host, unless each host has locks of its own, or the home has none.
+        Neither can a process of another host, unless each host has its own locks, or the home has none.
         """
         with open(self._lock, "wb") as file:
             try:
                 places.lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Else the environment was removed, and its lock with it, since the file was opened.
+                # Otherwise the environment was removed, with its lock, since the file was opened.
                 is_free = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
             except (BlockingIOError, FileNotFoundError):
                 is_free = False
@@ -118,7 +121,7 @@ class Environment:
         return self.path.with_name(f"{self.path.name[:_DIGEST_CHARS]}.lock")
 
     def name_it(self, name: str) -> None:
-        """Have a name lead to it. Raises OSError."""
+        """Make a name link to it. Raises OSError."""
         check_name(name)
         aside = root() / f".{secrets.token_hex(6)}.link"
         aside.symlink_to(self.path.name)
@@ -130,18 +133,18 @@ class Environment:
 
 
 def find(digest: str) -> Environment | None:
-    """Return the environment of a digest that is ready, if there is one. Raises OSError where that can't be told."""
+    """Return the complete environment of a digest, if any. Raises OSError if that is unknown."""
     return next((one for one in _made(digest) if one.is_ready()), None)
 
 
 def _made(digest: str) -> list[Environment]:
-    """Return the environments of a digest, with those that are not finished. Raises OSError."""
+    """Return the environments of a digest, including incomplete ones. Raises OSError."""
     found = places.matching(root(), f".{digest}*")
     return [Environment(path=path) for path in found if _DIGEST.fullmatch(path.name)]
 
 
 def begin(digest: str) -> Environment:
-    """Make the folder of a new environment, after removing what others have not finished. Raises OSError."""
+    """Make the folder of a new environment, after removing incomplete ones. Raises OSError."""
     now = places.now_at(root())
     for half in _made(digest):
         if not half.is_ready() and now - half.path.stat().st_mtime > _IN_USE_S:
@@ -149,14 +152,14 @@ def begin(digest: str) -> Environment:
     path = root() / f".{digest}"
     try:
         path.mkdir()
-    except FileExistsError:  # another host makes it just now
+    except FileExistsError:  # another host is making it now
         path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
         path.mkdir()
     return Environment(path=path)
 
 
 def check_name(name: str) -> None:
-    """Raise FileExistsError where something else than one of our links has this name."""
+    """Raise FileExistsError if this name exists and is not one of distmagic's links."""
     path = root() / name
     if places.file_type(path) and not _is_link_of_ours(path):
         raise FileExistsError(
@@ -165,16 +168,16 @@ def check_name(name: str) -> None:
 
 
 def touch_own() -> None:
-    """Note that the environment of this process is in use, if it is one of ours."""
+    """Mark the environment of this process as in use, if distmagic made it."""
     with contextlib.suppress(OSError):
         if _OWN.parent.samefile(root()):
             places.touch([_OWN])
 
 
 def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]]:
-    """Return the environments that nobody has used for so long, but at least two minutes, and their bytes.
+    """Return the environments that were unused for so long, but at least two minutes, and their bytes.
 
-    With an `owner` only those that nobody else has asked for.
+    With an `owner`, only those that no other owner has requested.
     """
     found = []
     for path in root().glob(".*"):
@@ -189,13 +192,13 @@ def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]
 
 
 def remove(path: Path) -> None:
-    """Remove an environment, unless somebody is making it, or uses it by now; and the names that lead to it."""
+    """Remove an environment and the names that link to it, unless it is being made or in use."""
     with contextlib.suppress(OSError), Environment(path=path).locked() as is_free:
-        # Those before it may have taken long to remove, and a job have begun in it since they were found.
+        # Removing earlier ones may have taken long, and a job may have started in it since.
         age_s = places.now_at(root()) - path.lstat().st_mtime
         if not is_free or age_s < _IN_USE_S:
             return
-        (path / "ready").unlink(missing_ok=True)  # first: half of it is not used
+        (path / "ready").unlink(missing_ok=True)  # first: an incomplete one is not used
         shutil.rmtree(path)
         Environment(path=path)._lock.unlink(missing_ok=True)  # noqa: SLF001
     for link in root().glob("[!.]*"):

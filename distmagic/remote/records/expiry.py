@@ -1,6 +1,6 @@
-"""What is removed of what a host keeps, and when: what is old, and the oldest where there is much.
+"""Removes files from a host: those that are old, and the oldest ones if there are many.
 
-A contact removes it after its first answer, at most once a minute. Nobody else does.
+Only a contact does this, after its first answer, at most once a minute.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from pathlib import Path
 from distmagic.remote.records import environments, listing, places, work_dirs
 
 KEPT_DAYS = 7.0
-KEPT_BYTES = 2 << 30  # of all jobs of one owner, and again of all blobs
+KEPT_BYTES = 2 << 30  # limit for all jobs of one owner, and again for all blobs
 _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
-_SETTLED_S = 86400.0  # after somebody has come back
-# Files whose dates say when a contact was here, and when one came back after a long time.
+_SETTLED_S = 86400.0  # time after an owner has come back
+# Files whose dates record the last contact, and the last return after a long absence.
 _HERE, _CAME_BACK = "tidied", "came-back"
-_TOUCHED_S = 120.0  # agents and templates touch what they need four times in that time
-_YOUNG_S = 300.0  # what changed this recently may be in use
-_LOOK_S = 5.0  # at jobs, and again at blobs: a notebook waits for its answer meanwhile
-_FETCHED = ".fetched"  # beside a result
+_TOUCHED_S = 120.0  # agents and templates touch their files four times in that time
+_YOUNG_S = 300.0  # files that changed this recently may be in use
+# Time limit for jobs, and again for blobs: a notebook waits for its answer meanwhile.
+_LOOK_S = 5.0
+_FETCHED = ".fetched"  # marker file next to a result
 
 
 def tidy() -> None:
-    """Do `expire`, but at most once a minute: it looks at every file, which takes long where there are many.
+    """Call `expire`, but at most once a minute: it checks every file, which is slow if there are many.
 
-    Who comes back after a long time, or after a clock has jumped, has a day to fetch what grew old meanwhile: until then
-    only that goes which was old already when somebody came back before. Raises OSError.
+    A user who returns after a long absence, or after a clock jump, has a day to fetch old results. Until then only
+    those files are removed that were already old at the previous return. Raises OSError.
     """
     home = places.home()
     if not home.is_dir():
         return
     now = places.now_at(home)
-    # Where the first is gone, somebody was here when the latest job began.
+    # If the first is missing, a user was here when the latest job started.
     was_here_s = places.changed_s(home / _HERE) or places.changed_s(home / "jobs")
     came_back_s = places.changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:
         return
     was_away = 0 < was_here_s < now - KEPT_DAYS * 86400
     for stamp in (_HERE, _CAME_BACK) if was_away else (_HERE,):
-        with contextlib.suppress(OSError):  # no room
+        with contextlib.suppress(OSError):  # no space
             (home / stamp).touch(mode=0o600)
     if was_away:
         expire(came_back_s)
@@ -56,13 +57,12 @@ def tidy() -> None:
 
 
 def expire(now: float | None = None) -> None:
-    """Remove jobs and blobs that are older than `KEPT_DAYS` or beyond `KEPT_BYTES`, the oldest first.
+    """Remove jobs and blobs that are older than `KEPT_DAYS` or exceed `KEPT_BYTES`, oldest first.
 
-    A job that still runs is kept, and what it came from: its agent touches them while it lives. The size is that of the
-    jobs of one owner: what one notebook or script keeps never pushes out what another one does. The owner's newest job
-    does not count, nor does one with results that nobody has fetched, unless the disk is full. On a disk that is slow not
-    all is looked at each time. A working directory is kept as long as a job uses it, and `KEPT_DAYS` longer; so is an
-    environment.
+    A running job is kept, with the files it came from: its agent touches them. The size limit applies to the jobs of
+    one owner: files of one notebook or script never displace those of another. The owner's newest job does not count,
+    and neither does a job with unfetched results, unless the disk is full. On a slow disk not everything is checked
+    each time. A working directory or an environment is kept as long as a job uses it, and `KEPT_DAYS` longer.
     """
     now = places.now_at(places.home()) if now is None else now
     _expire_jobs(now)
@@ -107,7 +107,7 @@ def _expire_jobs(now: float) -> None:
 
 
 def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
-    """Whether a payload is just arriving: its first blobs grow old while the last ones come."""
+    """Whether a payload is arriving now: its first blobs get old while the last ones arrive."""
     for blob in blobs:
         sha256, dot, _ = blob.name.strip(".").partition(".")
         if dot and places.is_sha256(sha256) and now - blob.changed_s <= _YOUNG_S:
@@ -116,7 +116,7 @@ def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
 
 
 def mark_fetched(result: Path) -> None:
-    """Note that a notebook has a result as a whole. Errors of the disk are ignored."""
+    """Record that a notebook has received a whole result. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 
@@ -124,12 +124,12 @@ def mark_fetched(result: Path) -> None:
 def unused(
     bundle: str, now: float | None = None, owner: str = ""
 ) -> list[tuple[Path, int]]:
-    """Return the blobs and environments that nobody uses, and the variables of setups; and their bytes.
+    """Return unused blobs and environments, and the saved variables of setups, with their bytes.
 
-    They are neither this bundle, nor what a living process touches. With an `owner` of environments only those that nobody
-    else has asked for, and no variables, of which nobody knows whose they are. Blobs are sent again where they are missing.
+    Excluded are this bundle and files that a living process touches. With an `owner`, only environments that no other
+    owner has requested, and no variables, whose owner is unknown. Missing blobs are sent again.
 
-    None while a payload is arriving here, whoever sends it: what has come of it is not touched by anybody yet.
+    Returns nothing while any payload is arriving on this host, because its blobs are not touched by a process yet.
     """
     now = places.now_at(places.home()) if now is None else now
     folder = places.home() / "blobs"
@@ -151,7 +151,7 @@ def unused(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders, as far as that can be done."""
+    """Remove files and folders, as far as possible."""
     for path in paths:
         if path.parent == environments.root():
             environments.remove(path)
@@ -161,7 +161,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A job's folder, or a blob: when something of it was changed last, in seconds since 1970, and its size."""
+    """A job's folder, or a blob: its last change, in seconds since 1970, and its size."""
 
     name: str
     changed_s: float
@@ -170,28 +170,28 @@ class _Entry:
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """Return the entries of a folder that can be read, the newest first, and as many as there is time for.
+    """Return the readable entries of a folder, newest first, as many as the time limit allows.
 
-    There may be tens of thousands, and a notebook's kernel looks at its own: so names are text here, as a `Path` costs
-    several times the memory.
+    There may be tens of thousands, and a notebook's kernel also checks its own: so names are strings, because a `Path`
+    takes several times the memory.
     """
     if not folder.is_dir():
         return []
     names = os.listdir(folder)
-    random.shuffle(names)  # where there is no time for all, each has its turn
+    random.shuffle(names)  # if there is no time for all, each has its turn
     until = time.monotonic() + _LOOK_S
     found = []
     for name in names:
         if time.monotonic() > until:
             break
-        # Another contact may remove it at the same time. If it is not ours, it is not ours to remove.
+        # Another contact may remove it at the same time. Files of another user are not removed.
         with contextlib.suppress(OSError):
             found.append(_entry(str(folder), name))
     return sorted(found, key=lambda entry: entry.changed_s, reverse=True)
 
 
 def _entry(folder: str, name: str) -> _Entry:
-    """Look at a blob, or at all that a job's folder holds. Raises OSError."""
+    """Return the entry of a blob, or of a job's folder with all its content. Raises OSError."""
     path = os.path.join(folder, name)
     own = os.lstat(path)
     if not stat.S_ISDIR(own.st_mode):  # a link is not followed
@@ -204,7 +204,7 @@ def _entry(folder: str, name: str) -> _Entry:
             try:
                 look = os.lstat(os.path.join(inside, one))
             except FileNotFoundError:
-                continue  # gone just now, as the old pieces of a log that is written to
+                continue  # just removed, like old pieces of a log that is being written
             changed_s = max(changed_s, look.st_mtime)
             size_bytes += look.st_size
             is_result = one.endswith(".result") and look.st_size > 0
@@ -225,4 +225,4 @@ def _remove(path: Path) -> None:
         else:
             path.unlink()
     except OSError:
-        return  # gone already, or it can't be removed: it makes no run fail
+        return  # already removed, or it can't be removed: no reason to fail a run

@@ -1,4 +1,4 @@
-"""Files below a folder: found by a pattern, and read without following a link."""
+"""Finds files below a folder by a pattern, and reads them without following links."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _CHUNK = 1 << 20
 
 
 def find(folder: str, pattern: str) -> list[FoundFile]:
-    """Return the files below a folder whose path fits a pattern: `*` stays in one folder, `**` goes through all.
+    """Return the files below a folder whose path matches a pattern: `*` stays in one folder, `**` crosses folders.
 
-    The path of a file means that file, the path of a folder all that is below it. No link is followed but `folder`
-    itself. Raises ValueError for more than `MOST_FILES`, and for a folder with so many files that it can't be looked
-    through.
+    The path of a file means that file; the path of a folder means all files below it. No link is followed except
+    `folder` itself. Raises ValueError for more than `MOST_FILES`, and for a folder with too many files to search.
     """
     named = pattern.removeprefix("./").rstrip("/")
     place = os.path.join(folder, named)
     if os.path.isfile(place) and not os.path.islink(place):
-        return [_found(place, named)]  # a name may have the characters of a pattern
+        return [_found(place, named)]  # a name may contain characters of patterns
     parts = named.split("/")
     if os.path.isdir(place) and not os.path.islink(place):
         parts.append("**")
@@ -48,14 +47,14 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
                 if stat.S_ISREG(mode):
                     found.append(_found(os.path.join(inner, name), path))
             except FileNotFoundError:
-                continue  # gone just now
+                continue  # just removed
         if len(found) > MOST_FILES:
             raise ValueError(f"more than {MOST_FILES:,} files fit {pattern!r}")
     return sorted(found, key=lambda file: file.path)
 
 
 def is_wanted(path: str, pattern: str) -> bool:
-    """Whether `find` may give this path for a pattern, whatever lies in the folder."""
+    """Whether `find` may return this path for a pattern, independent of the folder's content."""
     named = pattern.removeprefix("./").rstrip("/")
     if path == named:
         return True
@@ -69,7 +68,7 @@ def _found(place: str, path: str) -> FoundFile:
 
 
 def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path fit those of a pattern."""
+    """Whether the parts of a path match those of a pattern."""
     if not pattern:
         return not path
     first, *rest = pattern
@@ -79,7 +78,7 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def opened(folder: str, path: str) -> BinaryIO:
-    """Open a file below a folder. Raises OSError, and ValueError for a path that leads out of it, also by a link."""
+    """Open a file below a folder. Raises OSError, and ValueError for a path that leads outside, even by a link."""
     if not is_inside(path):
         raise ValueError(f"{path[:200]!r} is not a path below a folder")
     real = os.path.realpath(folder)
@@ -97,7 +96,7 @@ def opened(folder: str, path: str) -> BinaryIO:
 
 
 def pieces(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes of a file from `begin` to `end`; fewer where it has become shorter."""
+    """Yield the bytes of a file from `begin` to `end`; fewer if it has become shorter."""
     file.seek(begin)
     while begin < end and (data := file.read(min(end - begin, _CHUNK))):
         begin += len(data)

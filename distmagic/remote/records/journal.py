@@ -1,8 +1,8 @@
 """The journal of one node of a job: every event, numbered from 1, on disk before it is sent.
 
-Reports and output are in one file, and everything that says how the job goes is in another. So ranks that report and
-print for weeks use up a limit of their own (logs.py). Readers get the two as one, in the order of the numbers. Text
-that ranks write is in their logs; the journal holds its place there, and `expand` puts it back.
+Reports and output are in one file, and events about the course of the job in another. So ranks that report and print
+for weeks fill a separate limit (logs.py). Readers get both files merged, in the order of the numbers. The ranks' output
+is in their logs; the journal has its position there, and `expand` inserts the text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHATTER = (
     protocol.StacksDone,
 )
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
-_RESERVE = "reserve"  # a file that is removed when a full disk has no room for how the job ended
+_RESERVE = "reserve"  # a file that is removed when the disk is full, to make room for the end of the job
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20
 _MARK_EVERY = 256  # events
@@ -39,21 +39,21 @@ _NUMBER = re.compile(rb'{"t":"[a-z_]+","n":([0-9]+)')
 
 
 def log_name(rank: int, stream: str) -> str:
-    """Return the file name of a rank's log (rank -1: torchrun's own)."""
+    """Return the file name of a rank's log (rank -1 is torchrun itself)."""
     name = f"rank{rank}" if rank >= 0 else "torchrun"
     return f"{name}.{stream}.log"
 
 
 class Journal:
-    """The writing end. A disk that is full makes no job fail: the events are kept in memory, as many as fit."""
+    """The writing end. A full disk does not fail a job: events are kept in memory, as many as fit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._main = logs.Log(folder / FILE, LIMIT_BYTES)
         self._chatter = logs.Log(folder / CHATTER_FILE, CHATTER_LIMIT_BYTES)
-        # Where in the two files what follows event 0, 256, 512 ... begins, or would.
+        # The positions in the two files after event 0, 256, 512 ...
         self._marks = [(0, 0)]
-        # How the job goes, and the disk has not taken it yet.
+        # Events about the course of the job that the disk has not accepted yet.
         self._owed: deque[tuple[int, bytes]] = deque()
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
@@ -70,11 +70,11 @@ class Journal:
 
     @property
     def error(self) -> str:
-        """Why the disk takes nothing at present, "" if it does."""
+        """Why the disk rejects data now, "" if it does not."""
         return self._main.error or self._chatter.error
 
     def add(self, message: protocol.Message) -> None:
-        """Number an event, write it, and keep it at hand for readers."""
+        """Number an event, write it, and keep it in memory for readers."""
         self.last += 1
         line = protocol.encode(message, self.last)
         if isinstance(message, _CHATTER):
@@ -93,7 +93,7 @@ class Journal:
             self._first += 1
 
     def settle(self, *, at_all_costs: bool = False) -> None:
-        """Write what the disk had no room for, if it has room now; `at_all_costs`: by giving up the reserve."""
+        """Write the events for which the disk had no room, if it has room now. `at_all_costs` frees the reserve."""
         while self._owed:
             if self._main.append(self._owed[0][1], whole=True):
                 self._owed.popleft()
@@ -111,7 +111,7 @@ class Journal:
     def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
         """Return some lines after number `n`, with their text, and the number of the last of them.
 
-        In place of events that neither disk nor memory has any more stands a `Skipped`.
+        A `Skipped` replaces events that are neither on disk nor in memory any more.
         """
         found = bytearray()
         for number, line in _without_gaps(self._lines(n), n, self.last):
@@ -123,7 +123,7 @@ class Journal:
 
     def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         if after + 1 < self._first:
-            # The folder was removed: what was in it is told as `Skipped`.
+            # The folder was removed: a `Skipped` replaces its events.
             with contextlib.suppress(FileNotFoundError):
                 for number, line in read(
                     self.folder, after, self._marks[after // _MARK_EVERY], self._owed
@@ -138,7 +138,7 @@ class Journal:
 def _without_gaps(
     lines: Iterable[tuple[int, bytes]], after: int, last: int = 0
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number up to which it goes, line), `Skipped` in place of what is missing after number `after`."""
+    """Yield (number of the last event, line), with a `Skipped` for events missing after number `after`."""
     for number, line in lines:
         if number > after + 1:
             skipped = protocol.Skipped(through=number - 1)
@@ -155,9 +155,9 @@ def read(
     mark: tuple[int, int] = (0, 0),
     owed: Iterable[tuple[int, bytes]] = (),
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the events after number `after` that are on disk, from places in the two files on.
+    """Yield (number, line) of the events after number `after` on disk, starting from positions in the two files.
 
-    A torn last line is left out. `owed` are events that belong to them and aren't there yet.
+    An incomplete last line is left out. `owed` are events that belong to the files but are not written yet.
     """
     main_offset, chatter_offset = mark
     main = _numbered(logs.lines(folder / FILE, main_offset))
@@ -168,7 +168,7 @@ def read(
 
 
 def hello(folder: Path) -> protocol.Hello | None:
-    """Return the first event of a journal, which says whose it is; None where that is not there, or torn."""
+    """Return the first event of a journal, which identifies its node; None if it is missing or incomplete."""
     try:
         with (folder / FILE).open("rb") as file:
             _, first = protocol.decode(file.readline(protocol.MAX_LINE_BYTES))
@@ -178,7 +178,7 @@ def hello(folder: Path) -> protocol.Hello | None:
 
 
 def replay(folder: Path, after: int) -> Iterator[bytes]:
-    """Yield what `Journal.after` gives, of a job that is over: every line after number `after`, with its text."""
+    """Yield every line after number `after`, with its text, for a job that has ended; like `Journal.after`."""
     for _, line in _without_gaps(read(folder, after), after):
         yield expand(line, folder)
 
@@ -190,13 +190,13 @@ def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def expand(line: bytes, folder: Path) -> bytes:
-    """Return a line as it travels: an output event with its text out of the log."""
+    """Return a line as it is sent: an output event includes its text from the log."""
     if not line.startswith(b'{"t":"output"'):
         return line
     n, event = protocol.decode(line)
     assert isinstance(event, protocol.Output)
     if not event.size_bytes:
-        return line  # the log could not take it: the text stands here
+        return line  # the log could not store it: the line has the text
     try:
         data = logs.read(
             folder / log_name(event.rank, event.stream), event.offset, event.size_bytes
@@ -208,10 +208,10 @@ def expand(line: bytes, folder: Path) -> bytes:
 
 
 def decode(data: bytes, *, torn: bool) -> str:
-    """Return text; `torn`: its beginning may be the end of a character, which is left out then."""
+    """Return text; `torn`: an incomplete character at its start is left out."""
     start = 0
     if torn:
-        # At most three bytes of UTF-8 go on with a character (10xxxxxx).
+        # A character continues with at most three bytes of UTF-8 (10xxxxxx).
         while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
             start += 1
     return data[start:].decode(errors="replace")

@@ -1,7 +1,7 @@
-"""The jobs of which this host has something: what was asked for stands in `job.json` beside the journal.
+"""The jobs that have files or processes on this host; `job.json`, next to the journal, has the request of each.
 
-Found on the host's disk and in its process table, so that any kernel that reaches the host sees them. No variable of
-a job's environment is written there: they may be secrets.
+They are found on the host's disk and in its process table, so that any kernel that reaches the host sees them.
+`job.json` contains no environment variable of a job, because these may be secrets.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from distmagic.remote.wire import codec, protocol
 FILE = "job.json"
 _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _PROGRESS = b'{"t":"progress"'
-_MOST_METRICS = 4  # that are told of a job
+_MOST_METRICS = 4  # number of metrics sent for a job
 _DETACHED = "detached"
-_WORK_DIR = "work_dir"  # has the path at which the ranks of the node begin
-_TAIL_BYTES = 1 << 16  # of a journal: its last events are in there
-_FIRST_PROTOCOL = 1  # its job files had no number in them
-_UNKNOWN_LEASE_S = 60.0  # of a job of another protocol, say
+_WORK_DIR = "work_dir"  # the file with the path in which the ranks of the node start
+_TAIL_BYTES = 1 << 16  # the end of a journal that contains its last events
+_FIRST_PROTOCOL = 1  # its job files had no protocol number
+_UNKNOWN_LEASE_S = 60.0  # for example, for a job of another protocol version
 # At the end of an owner's name, see names.py.
 _ONE_PROCESS = re.compile(r" \((process|kernel) [^()]*\)$")
 
 
 def remember(folder: Path, start: protocol.StartNode) -> None:
-    """Write what is known of a job that is about to start. Raises OSError."""
+    """Write the data of a job that is about to start. Raises OSError."""
     listing = protocol.JobListing(
         protocol=protocol.PROTOCOL,
         job=start.job,
@@ -50,7 +50,7 @@ def remember(folder: Path, start: protocol.StartNode) -> None:
 
 
 def work_dir(job: str, node_rank: int) -> str:
-    """Return the directory in which the ranks of a job's node began. Raises OSError."""
+    """Return the directory in which the ranks of a job's node started. Raises OSError."""
     try:
         return os.fsdecode((places.job_dir(job, node_rank) / _WORK_DIR).read_bytes())
     except FileNotFoundError:
@@ -64,15 +64,15 @@ def _write(folder: Path, listing: protocol.JobListing) -> None:
 
 
 def note_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
-    """Note which hosts an elastic job has now. A disk that is full makes no job fail."""
+    """Record the current hosts of an elastic job. A full disk does not fail the job."""
     with contextlib.suppress(OSError, ValueError):
         _write(folder, replace(_read(folder), hosts=hosts))
 
 
 def _read(folder: Path) -> protocol.JobListing:
-    """Return what the job file says. Raises OSError, and ValueError for a file that was not written whole.
+    """Return the content of a job file. Raises OSError, and ValueError for an incomplete file.
 
-    Of a job of another protocol only its name and its hosts can be known, and when it began.
+    For a job of another protocol version, only its name, its hosts and its start are known.
     """
     about = json.loads((folder / FILE).read_text())
     number = (
@@ -89,9 +89,9 @@ def _read(folder: Path) -> protocol.JobListing:
 
 
 def kept_for(job: Path) -> str:
-    """Return for whom a job's folder is kept: its owner, without what tells one process of a script from the next.
+    """Return the owner of a job's folder, without the part that distinguishes processes of one script.
 
-    "" where that is not known.
+    "" if unknown.
     """
     for file in places.matching(job, f"*/{FILE}"):
         with contextlib.suppress(OSError, ValueError):
@@ -100,25 +100,25 @@ def kept_for(job: Path) -> str:
 
 
 def check_protocol(job: str, node_rank: int) -> None:
-    """Raise ValueError, in words, if the job's agent speaks another protocol than this code does."""
+    """Raise ValueError, with a message, if the job's agent uses another protocol version than this code."""
     try:
         number = _read(places.job_dir(job, node_rank)).protocol
     except (OSError, ValueError):
-        return  # no job of this name is known here: the caller finds that out
+        return  # this host has no job of this name: the caller finds that out
     if number != protocol.PROTOCOL:
         raise ValueError(protocol.another_version(job, number))
 
 
 def mark_detached(folder: Path) -> None:
-    """Note that a job needs no notebook any more. A disk that is full makes no job fail."""
+    """Record that a job needs no notebook any more. A full disk does not fail the job."""
     with contextlib.suppress(OSError):
         (folder / _DETACHED).touch(mode=0o600)
 
 
 def jobs(job: str = "") -> Iterator[protocol.JobListing]:
-    """Yield this host's jobs, the oldest first, or its nodes of one job. What can't be read is left out.
+    """Yield this host's jobs, oldest first, or its nodes of one job. Unreadable ones are left out.
 
-    Each is looked at when its turn comes: a slow disk takes long for all of a thousand jobs.
+    Each is read when its turn comes: a slow disk takes long for a thousand jobs.
     """
     folders = (
         [places.job_dir(job, 0).parent]
@@ -132,7 +132,7 @@ def jobs(job: str = "") -> Iterator[protocol.JobListing]:
     ]
     begun = []
     for file in files:
-        # Another contact removes it, or it was torn by a full disk.
+        # Another contact is removing it, or a full disk has cut it.
         with contextlib.suppress(OSError, ValueError):
             begun.append((_read(file.parent), file.parent))
     for one, folder in sorted(begun, key=lambda pair: pair[0].began_s):
@@ -141,7 +141,7 @@ def jobs(job: str = "") -> Iterator[protocol.JobListing]:
 
 
 def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
-    """Return how a job is now, of which `begun` is what its file says. Raises OSError and ValueError."""
+    """Return the current state of a job whose file says `begun`. Raises OSError and ValueError."""
     runs = is_running(begun.job, begun.node_rank)
     agent = agent_of(begun.job, begun.node_rank) if runs else None
     if agent is not None:
@@ -152,7 +152,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
             folder / _WORK_DIR
         )
     chatter: list[bytes] = []
-    with contextlib.suppress(FileNotFoundError):  # of a job that is about to begin
+    with contextlib.suppress(FileNotFoundError):  # for a job that is about to start
         chatter = _tail(folder / journal.CHATTER_FILE)
     return replace(
         begun,
@@ -182,9 +182,9 @@ def running() -> tuple[protocol.JobListing, ...]:
 
 
 def is_running(job: str, node_rank: int) -> bool:
-    """Whether the agent of this node is there; one that is stopped, or has no time, is.
+    """Whether the agent of this node exists, even if it is stopped or busy.
 
-    So is one whose socket a cleaner of /tmp has removed, until it has ended: then it removes its socket itself.
+    An agent whose socket a cleaner of /tmp has removed counts until it has ended: then it removes its folder itself.
     """
     run_dir = places.run_dir(job, node_rank)
     readers = run_dir / places.READERS
@@ -203,7 +203,7 @@ def is_running(job: str, node_rank: int) -> bool:
 
 
 def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
-    """Return the agent of a node, as it or its journal says which process it is; None where that is gone."""
+    """Return the agent process of a node, recorded by itself or in its journal; None if it has ended."""
     noted = processes.noted(places.run_dir(job, node_rank) / places.PID)
     if noted is not None:
         return noted
@@ -211,7 +211,7 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
     process = processes.read(hello.pid) if hello is not None else None
     if process is None or not processes.is_marked(process, job):
         return None
-    # Containers with one home and one hostname may number their processes alike: then it is this one's own agent.
+    # Containers with the same home and hostname may use the same pids: then it is this host's own agent.
     for folder in places.run_dirs(job):
         other = processes.noted(folder / places.PID)
         if other is not None and other.pid == process.pid:
@@ -220,18 +220,18 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
 
 
 def agents_of(job: str) -> tuple[processes.ProcessInfo, ...]:
-    """Return the agents of all nodes that a job has on this host, as far as they or their journals say which they are."""
+    """Return the agents of all nodes of a job on this host, as far as they or their journals have recorded them."""
     kept = places.matching(places.job_dir(job, 0).parent, f"*-{socket.gethostname()}")
     found = [agent_of(job, int(one.name.partition("-")[0])) for one in kept]
     return tuple(agent for agent in found if agent is not None)
 
 
 def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:
-    """Return what a rank has reported last, a few of its metrics; None where the journal says nothing of it lately."""
+    """Return a few metrics that a rank reported last; None if the journal has none recently."""
     for line in reversed(lines):
         if not line.startswith(_PROGRESS):
             continue
-        with contextlib.suppress(ValueError):  # it is just being written
+        with contextlib.suppress(ValueError):  # it is being written now
             _, progress = protocol.decode(line)
             for row in reversed(getattr(progress, "rows", ())):
                 if row.metrics:
@@ -250,9 +250,9 @@ def _reason(lines: Sequence[bytes]) -> str:
 
 
 def remove(job: str, owner: str = "") -> int:
-    """Remove what is left of a job that has ended, or nothing if another `owner` began it; return the bytes.
+    """Remove the files of a finished job, or nothing if another `owner` started it; return the bytes.
 
-    Raises OSError if it runs.
+    Raises OSError if it still runs.
     """
     freed = 0
     kept = places.job_dir(job, 0).parent
@@ -265,7 +265,7 @@ def remove(job: str, owner: str = "") -> int:
         freed += places.size_below(folder)
         with contextlib.suppress(
             FileNotFoundError
-        ):  # another host of the same home removes it, too
+        ):  # another host with the same home removes it, too
             shutil.rmtree(folder)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it
@@ -273,7 +273,7 @@ def remove(job: str, owner: str = "") -> int:
 
 
 def _owner(folder: Path) -> str:
-    """Return who began the job of a node, "" where that can't be read."""
+    """Return the owner of a node's job, "" if unreadable."""
     try:
         return _read(folder).terms.owner
     except (OSError, ValueError):

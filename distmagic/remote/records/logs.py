@@ -1,8 +1,8 @@
-"""A file that grows for as long as a job runs, within a limit: its beginning and its newest part are kept.
+"""A log file with a size limit: it keeps its beginning and its newest part.
 
-NAME holds the beginning; NAME.OFFSET holds what follows from that byte on, one piece a file. When there are too many
-pieces, the oldest is removed, but never the first. A byte keeps its offset for ever: a place that was noted once is found
-again, or is known to be gone. A reader finds a gap filled with a line that says how large it is.
+NAME has the beginning; each NAME.OFFSET has a piece that starts at that byte. When there are too many pieces, the
+oldest except the first is removed. A byte never changes its offset, so a recorded position is found again, or is known
+to be gone. For a gap, a reader gets a line with its size.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-PIECES = 8  # of a full log: the first, and the seven newest
+PIECES = 8  # pieces of a full log: the first, and the seven newest
 
 
 class Log:
-    """The writing end. Where the disk takes nothing, `error` says why until it does again; nothing is raised."""
+    """The writing end. While the disk rejects data, `error` has the reason; nothing is raised."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
@@ -39,11 +39,11 @@ class Log:
 
     @property
     def end(self) -> int:
-        """How many bytes were written in all, those that are gone among them."""
+        """The total number of bytes written, including removed ones."""
         return self._offsets[-1] + self._size
 
     def append(self, data: bytes, *, whole: bool = False) -> int:
-        """Write what the disk takes and return how many bytes that was; `whole`: all of it, or nothing."""
+        """Write as much as the disk accepts and return the number of bytes; `whole`: all of it, or nothing."""
         done = 0
         try:
             if self._file < 0:
@@ -53,7 +53,7 @@ class Log:
                     self._size
                     and self._size + (len(data) if whole else 1) > self._piece_bytes
                 ):
-                    # Go on in a new piece, and let the oldest go.
+                    # Continue in a new piece, and remove the oldest.
                     offset = self.end
                     while len(self._offsets) >= PIECES:
                         _piece(self._path, self._offsets.pop(1)).unlink(missing_ok=True)
@@ -77,7 +77,7 @@ class Log:
         except OSError as error:
             self.error = os.strerror(error.errno or 0)
         if whole and 0 < done < len(data):
-            # Where that fails the half stays in the file, and counts.
+            # If that fails, the half stays in the file, and counts.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size - done)
                 self._size -= done
@@ -89,14 +89,14 @@ class Log:
         return os.open(_piece(self._path, offset), flags, 0o600)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             _close(self._file)
             self._file = -1
 
 
 def _close(file: int) -> None:
-    """Close a file. Its server may report here what it did not keep; the descriptor is gone all the same."""
+    """Close a file. A file server may report lost data at this point; the descriptor is closed anyway."""
     with contextlib.suppress(OSError):
         os.close(file)
 
@@ -106,7 +106,7 @@ def _piece(path: Path, offset: int) -> Path:
 
 
 def pieces(path: Path) -> list[tuple[int, Path]]:
-    """Return (offset of its first byte, file) of each piece of a log that is there, in order."""
+    """Return (offset of its first byte, file) of each existing piece of a log, in order."""
     offsets = []
     for name in os.listdir(path.parent):
         if name == path.name:
@@ -119,23 +119,23 @@ def pieces(path: Path) -> list[tuple[int, Path]]:
 
 
 def end(path: Path) -> int:
-    """Return how many bytes were ever written to a log. Raises OSError where there is none."""
+    """Return the total number of bytes ever written to a log. Raises OSError if it does not exist."""
     offset, last = max(pieces(path), default=(0, path))
     return offset + last.stat().st_size
 
 
 def read(path: Path, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a log from `offset` on, with words in place of what is gone. Raises OSError."""
+    """Return `size` bytes of a log from `offset` on, with a line of text for each gap. Raises OSError."""
     found = _part(path, offset, size)
     if len(found) == size:
         return found
-    # Not all of it is in the first piece: from all of them then.
+    # Not all of it is in the first piece, so read from all.
     until = offset + size
     found = b""
     for start, piece in pieces(path):
         if start >= until:
             break
-        with contextlib.suppress(FileNotFoundError):  # gone just now
+        with contextlib.suppress(FileNotFoundError):  # just removed
             data = _part(piece, max(0, offset - start), until - max(start, offset))
             found += _gap(start - offset) + data
             offset = max(start, offset) + len(data)
@@ -156,11 +156,11 @@ def _gap(size: int) -> bytes:
 
 
 def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
-    """Return (file, size) of all that there is of a log, gaps in words among them; [] for nothing. Raises OSError."""
+    """Return (file, size) of all parts of a log, including texts for gaps; [] if there are none. Raises OSError."""
     found: list[tuple[BinaryIO, int]] = []
     reached = 0
     for start, piece in pieces(path):
-        with contextlib.suppress(FileNotFoundError):  # gone just now
+        with contextlib.suppress(FileNotFoundError):  # just removed
             file = stack.enter_context(piece.open("rb"))
             size = os.fstat(file.fileno()).st_size
             gap = _gap(start - reached)
@@ -172,9 +172,9 @@ def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, in
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the whole lines of a log, or of what there still is of it, from a line's offset on."""
+    """Yield the complete lines of a log, as far as they still exist, starting at a line's offset."""
     there = pieces(path)
-    # Each piece ends where the next one begins.
+    # Each piece ends where the next one starts.
     ends = [start for start, _ in there[1:]]
     for number, (start, piece) in enumerate(there):
         if number < len(ends) and ends[number] <= offset:

@@ -1,8 +1,8 @@
-"""The list of the files that a run brings to its hosts: one blob, compressed JSON, written and read here.
+"""The list of the files that a run sends to its hosts: one blob of compressed JSON.
 
-The bytes travel in packs, each of them a blob: its files' bytes, one after the other, in the order of the list. A large
-file is a pack of its own, so that it can be sent as it lies. Names are kept as JSON does, those that are no UTF-8 with
-lone surrogates.
+The files' contents are sent in packs. A pack is a blob with the bytes of several files, in the order of the list. A
+large file is a pack of its own, so that it can be sent without a copy. Names that are not UTF-8 are encoded with lone
+surrogates.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import zlib
 from dataclasses import dataclass
 
-LARGE_BYTES = 1 << 20  # a file of this size, or a larger one, is a pack of its own
-_MOST_BYTES = 256 << 20  # of a list: that is a million files
+LARGE_BYTES = 1 << 20  # a file of at least this size is a pack of its own
+_MOST_BYTES = 256 << 20  # size limit of a list: that is a million files
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFile:
-    """One file: `path` with slashes below the working directory, and where its bytes are: `pack` counts from 0."""
+    """One file: `path` is relative to the working directory; `pack` is the index of the pack with its bytes."""
 
     path: str
     pack: int
@@ -30,8 +30,8 @@ class ListedFile:
 class Manifest:
     """All files of a run. `packs` are SHA-256s.
 
-    `links` are (path, target), `folders` those without a file. `owned` are the paths below which everything that was
-    brought before, and is not listed any more, goes; "" is the whole working directory.
+    `links` are (path, target), `folders` the empty folders. `owned` are the paths below which files of earlier runs are
+    removed if they are no longer listed; "" is the whole working directory.
     """
 
     packs: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Manifest:
     owned: tuple[str, ...] = ()
 
     def owns(self, path: str) -> bool:
-        """Whether a path lies at or below one of `owned`."""
+        """Whether a path is one of `owned` or below it."""
         return any(
             not place or path == place or path.startswith(f"{place}/")
             for place in self.owned
@@ -49,7 +49,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the blob of a manifest: the same bytes for the same files."""
+    """Return the blob of a manifest: equal files give equal bytes."""
     rows = [
         [file.path, file.pack, file.size_bytes, int(file.is_executable)]
         for file in manifest.files
@@ -65,7 +65,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest of a blob. Raises ValueError for what is none, and for a path that leads out of its folder."""
+    """Return the manifest in a blob. Raises ValueError for invalid data, and for a path outside of the folder."""
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(data, _MOST_BYTES)

@@ -1,18 +1,18 @@
-"""Where things lie on a host.
+"""The paths of all files on a host.
 
-`~/.distmagic/` (or `$DISTMAGIC_HOME`), kept and bounded:
+`~/.distmagic/` (or `$DISTMAGIC_HOME`), kept, with size limits:
     blobs/SHA256          bundles and payloads, content-addressed
     jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts),
                           each log within `log_limit_bytes` while the job runs (logs.py)
-    work/NAME/            the working directory of the runs of one name (work_dirs.py)
-    setup/SETUP-HOST-...  what a --setup did to the variables of a host (request/command_prefix.py)
+    work/NAME/            the working directory of all runs with one name (work_dirs.py)
+    setup/SETUP-HOST-...  variables of a host after a --setup (request/command_prefix.py)
     envs/NAME/            virtual environments (environments.py)
 
-`/tmp/distmagic-UID-HOST-JOB-NODE/`, gone with the job: sockets (they fail on NFS and beyond 107 bytes), the agent's pid.
-`/tmp/distmagic-UID-HOST-warm.OWNER.KEY.TOKEN/`, gone with a template: its socket, its pid and its log.
+`/tmp/distmagic-UID-HOST-JOB-NODE/`, removed with the job: sockets (they fail on NFS and with paths over 107 bytes), the
+agent's pid. `/tmp/distmagic-UID-HOST-warm.OWNER.KEY.TOKEN/`, removed with a template: its socket, its pid and its log.
 
-Several hosts may share one /tmp, as containers on one machine do. HOST keeps them apart: no host finds, asks or removes
-what lies there of another one.
+Several hosts may share one /tmp, for example containers on one machine. HOST distinguishes them: no host finds,
+contacts or removes files of another one.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
-FULL_BYTES = 16 << 20  # a disk with less room than this is full
-# Of each of a rank's two streams: eight ranks stay well within what is kept of all jobs.
+FULL_BYTES = 16 << 20  # a disk with less free space counts as full
+# For each of a rank's two streams: eight ranks stay well within the limit for all jobs.
 LOG_BYTES = 64 << 20
-REPORTS_BYTES = 16 << 20  # of what a rank reports
+REPORTS_BYTES = 16 << 20  # for a rank's reports
 LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
 _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a minute
-# Hosts that share a kernel and a /tmp differ in one of these: in the processes, the network or the files that they see.
+# Hosts that share a kernel and a /tmp differ in one of these: in their processes, network or file system.
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
-# Of this kernel since it was started.
+# For this kernel since its start.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def home() -> Path:
-    """Return the directory of all that is kept. Raises FileNotFoundError where this user has no home directory."""
+    """Return the directory of all stored files. Raises FileNotFoundError if this user has no home directory."""
     path = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
-    # Python leaves it as it is; a directory of that name invites `rm -rf ~`.
+    # Python leaves `~` unchanged if it can't expand it; a directory of that name invites `rm -rf ~`.
     if path.startswith("~"):
         raise FileNotFoundError(
             f"{path} is nowhere: HOME is not set, and this user has no entry in the password file"
@@ -58,9 +58,9 @@ def home() -> Path:
 
 
 def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
-    """Return how long the log of one stream of a rank may be, as the job's `env` or else this host's says.
+    """Return the size limit of the log of one stream of a rank, from the job's `env` or else from this host's.
 
-    Raises ValueError for a setting that is no such size.
+    Raises ValueError for a setting that is no valid size.
     """
     text = (
         (env or {}).get(LOG_BYTES_NAME)
@@ -75,9 +75,9 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths below a folder that match a shell pattern, in order; none of a folder that is gone.
+    """Return the paths below a folder that match a shell pattern, in order; none if the folder is gone.
 
-    Raises OSError for what can't be read just now: it may be in use. `Path.glob` of Python 3.13 passes over it.
+    Raises OSError for a temporarily unreadable path, which may be in use. `Path.glob` of Python 3.13 would skip it.
     """
     found = [folder]
     for part in pattern.split("/"):
@@ -90,7 +90,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def lock(file: IO[bytes], how: int) -> None:
-    """Lock a file by flock(2), where its file system has locks. Raises OSError."""
+    """Lock a file by flock(2), if its file system has locks. Raises OSError."""
     try:
         fcntl.flock(file, how)
     except OSError as error:
@@ -99,9 +99,10 @@ def lock(file: IO[bytes], how: int) -> None:
 
 
 def file_type(path: Path) -> int:
-    """Return what is at a path, as `stat.S_IFMT` tells; 0 where nothing is.
+    """Return the type of a path, as in `stat.S_IFMT`; 0 if it does not exist.
 
-    Raises OSError where that can't be seen just now: `exists` and its like say that nothing is there, and it is replaced.
+    Raises OSError if that is temporarily unknown: `exists` and similar functions would return False, and the file would
+    be replaced.
     """
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
@@ -110,16 +111,16 @@ def file_type(path: Path) -> int:
 
 
 def now_at(folder: Path) -> float:
-    """Return the time by the clock that dates a folder's files: of a home on a file server that of the server.
+    """Return the time by the clock that dates a folder's files: for a home on a file server, the server's clock.
 
-    An age of a file is counted from it: the clocks of the hosts that share a home differ. Raises OSError.
+    Ages of files are computed with it, because the clocks of hosts that share a home differ. Raises OSError.
     """
     os.utime(folder)
     return folder.stat().st_mtime
 
 
 def changed_s(path: Path) -> float:
-    """Return when a file was written last, in seconds since 1970; 0 where there is none. Raises OSError."""
+    """Return when a file was last written, in seconds since 1970; 0 if it does not exist. Raises OSError."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -127,7 +128,7 @@ def changed_s(path: Path) -> float:
 
 
 def size_below(folder: Path) -> int:
-    """Return the bytes of the files below a folder, as far as they can be seen."""
+    """Return the bytes of the files below a folder, as far as they are readable."""
     size = 0
     for inner, _, names in os.walk(folder):
         for name in names:
@@ -137,19 +138,19 @@ def size_below(folder: Path) -> int:
 
 
 def is_sha256(text: str) -> bool:
-    """Whether a text is the name of a blob."""
+    """Whether a text can be the name of a blob."""
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def blob(sha256: str) -> Path:
-    """Return the place of a blob, whether or not it is there. Raises ValueError for what is no SHA-256."""
+    """Return the path of a blob, which may not exist. Raises ValueError for an invalid SHA-256."""
     if not is_sha256(sha256):
         raise ValueError(f"{sha256[:80]!r} is no SHA-256")
     return home() / "blobs" / sha256
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder of `home()` and home itself, or shut others out where they are there. Raises OSError."""
+    """Make a folder of `home()` and home itself, or make existing ones private. Raises OSError."""
     for path, shut in ((home(), 0o022), (folder, 0o077)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
@@ -163,7 +164,7 @@ def make_private(folder: Path) -> Path:
 
 
 def is_private(found: os.stat_result) -> bool:
-    """Whether this is a file of ours that nobody else may change."""
+    """Whether a file belongs to this user and no other user may change it."""
     return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
@@ -174,13 +175,16 @@ def _checked(job: str) -> str:
 
 
 def job_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of one node of a job, whether or not it is there. Raises ValueError for what is no job."""
+    """Return the directory of one node of a job, which may not exist. Raises ValueError for an invalid job name."""
     return home() / "jobs" / _checked(job) / f"{node_rank}-{socket.gethostname()}"
 
 
 @functools.cache
 def host_id() -> str:
-    """Return what tells this host from others with the same kernel and /tmp, in hex. It changes when the host starts."""
+    """Return an ID in hex that distinguishes this host from others with the same kernel and /tmp.
+
+    A reboot changes it.
+    """
     words = []
     for view in _VIEWS:
         with contextlib.suppress(OSError):
@@ -192,17 +196,17 @@ def host_id() -> str:
 
 
 def _prefix() -> str:
-    """Return how the names of all directories of this user and this host begin in /tmp."""
+    """Return the prefix of all directory names of this user and this host in /tmp."""
     return f"distmagic-{os.getuid()}-{host_id()}-"
 
 
 def run_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of a job's sockets, whether or not it is there. Raises ValueError for what is no job."""
+    """Return the directory of a job's sockets, which may not exist. Raises ValueError for an invalid job name."""
     return Path(f"/tmp/{_prefix()}{_checked(job)}-{node_rank}")
 
 
 def run_dirs(job: str) -> tuple[Path, ...]:
-    """Return the directories of a job's sockets that are there, of all its nodes; none that others have made."""
+    """Return the existing directories of a job's sockets, for all its nodes; none of other users."""
     return tuple(
         path
         for path in Path("/tmp").glob(f"{_prefix()}{_checked(job)}-*")
@@ -211,7 +215,7 @@ def run_dirs(job: str) -> tuple[Path, ...]:
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
-    """Make the directory of the sockets, 0700. Raises OSError, also if anything of that name is there already."""
+    """Make the directory of the sockets, mode 0700. Raises OSError, also if anything of that name exists."""
     path = run_dir(job, node_rank)
     path.mkdir(mode=0o700)
     return path
@@ -219,22 +223,23 @@ def make_run_dir(job: str, node_rank: int) -> Path:
 
 TEMPLATE = "template"  # the socket in a template's directory
 READERS = "readers"  # the socket in a run directory to which contacts connect
-RANKS = "ranks"  # that to which ranks connect
-# How many connections may wait at either socket while its process loads torch. Each look whether it listens is one too.
+RANKS = "ranks"  # the socket to which ranks connect
+# How many connections may wait at either socket while its process loads torch. Each check that it listens is one too.
 BACKLOG = 1024
 PID = (
-    "pid"  # in both: number and start time of the process that the directory belongs to
+    # In both directories: pid and start time of the process to which the directory belongs.
+    "pid"
 )
 
 
 def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
-    """Return the directories of this user's templates that are there: of one notebook, of one kind."""
+    """Return the existing directories of this user's templates, optionally of one owner and key."""
     found = Path("/tmp").glob(f"{_prefix()}warm.{owner}.{key}.*")
     return tuple(path for path in found if _is_ours(path))
 
 
 def make_warm_dir(owner: str, key: str) -> Path:
-    """Make the directory of a new template, 0700. Raises OSError, and ValueError for an owner that can't be one."""
+    """Make the directory of a new template, mode 0700. Raises OSError, and ValueError for an invalid owner."""
     if not (owner + key).isalnum():
         raise ValueError(f"{owner[:80]!r} is not an owner of a template")
     path = Path(f"/tmp/{_prefix()}warm.{owner}.{key}.{secrets.token_hex(4)}")
@@ -243,12 +248,12 @@ def make_warm_dir(owner: str, key: str) -> Path:
 
 
 def dead_templates() -> list[Path]:
-    """Return the directories of templates of this user that were killed."""
+    """Return the directories that killed templates of this user have left."""
     return [path for path in warm_dirs() if is_deserted(path, TEMPLATE)]
 
 
 def check_run_dir(path: Path) -> None:
-    """Raise PermissionError unless `path` is a directory of ours that nobody else may enter, and no link."""
+    """Raise PermissionError unless `path` is a directory, not a link, of this user that no other user may enter."""
     found = path.lstat()
     if (
         not stat.S_ISDIR(found.st_mode)
@@ -262,12 +267,13 @@ def _is_ours(path: Path) -> bool:
     try:
         check_run_dir(path)
     except OSError:
-        return False  # gone just now, or another's, who only wants us to believe it
+        # Just removed, or of another user, who may want to deceive this one.
+        return False
     return True
 
 
 def dead_runs() -> dict[str, list[Path]]:
-    """Return {job: its directories} of this user's jobs whose agents on this host no longer listen, and left these behind."""
+    """Return {job: its directories} for this user's jobs on this host whose agents were killed."""
     jobs: dict[str, list[Path]] = {}
     for path in Path("/tmp").glob(f"{_prefix()}*-*-*"):
         if not _is_ours(path):
@@ -278,7 +284,7 @@ def dead_runs() -> dict[str, list[Path]]:
 
 
 def live_runs() -> list[tuple[str, int]]:
-    """Return (job, node_rank) of this user's agents on this host."""
+    """Return (job, node_rank) of this user's running agents on this host."""
     names = [
         path.name.removeprefix(_prefix())
         for path in Path("/tmp").glob(f"{_prefix()}*-*")
@@ -291,9 +297,10 @@ def live_runs() -> list[tuple[str, int]]:
 
 
 def forgotten() -> list[Path]:
-    """Return the directories of this user's other hosts that nobody uses: nobody listens there, or touched them for a day.
+    """Return unused directories in /tmp of this user's other hosts: no process listens there, and they were untouched
+    for a day.
 
-    A host that starts anew has another name in /tmp than before, so it does not find what it left there itself.
+    A rebooted host has a new name in /tmp, so it does not find its old directories itself.
     """
     found = []
     for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-*-*"):
@@ -308,7 +315,7 @@ def forgotten() -> list[Path]:
 def reader_listener(run_dir: Path) -> socket.socket:
     """Return a new socket that listens for contacts in a run directory. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX)
-    # A socket that is there and refuses is that of an agent which has ended.
+    # An existing socket that refuses connections belongs to an agent that has ended.
     unready = run_dir / f"{READERS}.new"
     try:
         listener.bind(str(unready))
@@ -322,15 +329,15 @@ def reader_listener(run_dir: Path) -> socket.socket:
 
 
 def listens(path: Path) -> bool:
-    """Whether a process listens at a unix socket. It need not have time to answer: nothing here waits for it."""
+    """Whether a process listens at a unix socket. It need not answer: this function does not wait for it."""
     return _dialled(path) in (
         0,
         errno.EAGAIN,
-    )  # the second: it has not taken those before us
+    )  # EAGAIN: it has not accepted earlier connections yet
 
 
 def _dialled(path: Path) -> int:
-    """Return the error number of a connection to a unix socket, 0 for none."""
+    """Connect to a unix socket, and return the error number, 0 for success."""
     with socket.socket(socket.AF_UNIX) as conn:
         conn.setblocking(False)
         return conn.connect_ex(str(path))
@@ -339,25 +346,25 @@ def _dialled(path: Path) -> int:
 def is_deserted(
     path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S
 ) -> bool:
-    """Whether nobody listens in a directory of sockets, and nobody has just made it or is about to go."""
+    """Whether no process listens in a directory of sockets, and it is neither new nor about to be removed."""
     try:
-        # A date in the future is of before the clock was set back.
+        # A date in the future comes from before the clock was set back.
         if 0 <= time.time() - path.lstat().st_mtime < after_s:
-            return False  # its agent may be about to listen, or about to go
+            return False  # its agent may be about to listen, or about to end
     except OSError:
-        return False  # gone just now
+        return False  # just removed
     return _dialled(path / listener) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def touch(paths: Iterable[str | Path]) -> None:
-    """Set the times of files to now, so that they are not expired while their job lives. A missing file is no error."""
+    """Set the times of files to now, so that they do not expire while their job lives. A missing file is no error."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path)
 
 
 def write_error() -> str:
-    """Return why the disk takes no blob at present, "" if it does."""
+    """Return why the disk accepts no blob now, "" if it does."""
     trial = home() / "blobs" / f"trial-{secrets.token_hex(6)}"
     try:
         trial.write_bytes(bytes(4096))

@@ -1,10 +1,10 @@
-"""Brings the files of a run into its working directory: writes what has changed, removes what is listed no more.
+"""Updates a run's working directory: writes changed files, removes files that are no longer listed.
 
-Every file gets its name when it is whole, and no link that ranks made is followed. A file or a link that a run has
-written or changed stays as the run left it, until the directory is emptied. Every other one becomes as it is listed.
+Every file is written atomically, and no link made by ranks is followed. A file or a link that a run has written or
+changed is kept until the directory is emptied. Every other one is updated.
 
-A large file that was touched counts as changed: it is not read to find out. What comes before an error counts as brought.
-After a process was killed in the middle, what it wrote and what has changed here since counts as the work of a run.
+A large file that was touched counts as changed, because it is not read to compare. Files written before an error count
+as sent. If the process was killed meanwhile, files that it wrote, and later changes, count as a run's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
-_ENDED_S = 3600.0  # nobody who brings files is as old: it was ended in the middle
+_ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 
 
 class BroughtFile(NamedTuple):
-    """What is known of a file that was brought.
+    """The record of a file that was sent.
 
-    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` is what changes when somebody
-    writes to it.
+    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` changes when the file is
+    written.
     """
 
     source: list[Any]
@@ -43,7 +43,7 @@ class BroughtFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What was brought last: the manifest's SHA-256, "" if not all of it came; files and links by their paths."""
+    """The files that were last sent: the manifest's SHA-256, "" if they are incomplete; files and links by path."""
 
     manifest: str = ""
     files: dict[str, BroughtFile] = field(default_factory=dict)
@@ -51,9 +51,10 @@ class Brought:
 
 
 def last_brought(about: Path) -> Brought:
-    """Return what was brought last, as `about`, the folder beside the working directory, says; nothing where that is torn.
+    """Return the record of the files that were last sent, from `about`, the folder next to the working directory; empty
+    if incomplete.
 
-    Raises OSError where it can't be read just now: what a run has changed would count as nobody's.
+    Raises OSError if it is temporarily unreadable: otherwise changes by a run would be lost.
     """
     try:
         found = json.loads((about / _FILE).read_text())
@@ -66,19 +67,19 @@ def last_brought(about: Path) -> Brought:
 
 
 class FileSync:
-    """Brings a working directory to the state that a manifest lists. `about` is the folder beside it, for what is known."""
+    """Updates a working directory to the state in a manifest. `about` is the folder next to it, with data about it."""
 
     def __init__(self, path: Path, about: Path) -> None:
         self._path, self._about = path, about
-        # Two hosts of one home may come at once where each has locks of its own.
+        # Two hosts with one home may run this at once if each has its own locks.
         self._incoming = about / f"incoming-{secrets.token_hex(4)}"
         self._safe_folders: set[str] = {""}
         self._stay: list[str] = []
-        # Of files as they were before this began; a large one takes seconds to read.
+        # Digests of files before this update; a large one takes seconds to read.
         self._digests: dict[str, str] = {}
 
     def empty(self) -> None:
-        """Begin with an empty directory. Raises OSError."""
+        """Start with an empty directory. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.replace(self._path, self._about / f"old-{secrets.token_hex(4)}")
         with contextlib.suppress(FileNotFoundError):
@@ -87,7 +88,7 @@ class FileSync:
             shutil.rmtree(old, ignore_errors=True)
 
     def bring(self, sha256: str) -> list[str]:
-        """Bring the files that a manifest lists; return the paths of those that stay as a run left them.
+        """Write the files that a manifest lists; return the paths of those kept as a run left them.
 
         Raises OSError, and ValueError for a blob that is no manifest.
         """
@@ -109,7 +110,7 @@ class FileSync:
                 self._make_link(path, target, before)
             self._write_files(wanted, before, files)
         except BaseException:
-            # First room for the record: on a full disk half a file stands there.
+            # Reserve space for the record first: on a full disk it would be cut.
             shutil.rmtree(self._incoming, ignore_errors=True)
             with contextlib.suppress(OSError):
                 came = Brought(files=before.files | files, links=before.links | links)
@@ -131,12 +132,12 @@ class FileSync:
             file.write(json.dumps(asdict(brought), separators=(",", ":")).encode())
 
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
-        """Remove what the last run of this name brought and this one does not; what ranks wrote stays."""
+        """Remove files that the last run of this name sent and this one does not; files written by ranks are kept."""
         listed = {file.path for file in wanted.files} | {
             path for path, _ in wanted.links
         }
         for path in (*before.files, *before.links):
-            # A folder above it that has become a link would lead out of the directory.
+            # A parent folder that has become a link would lead outside of the directory.
             above = [
                 self._path / parent for parent in Path(path).parents if parent.name
             ]
@@ -149,12 +150,12 @@ class FileSync:
                 with contextlib.suppress(FileNotFoundError):
                     self._forget_compiled(path)
                     (self._path / path).unlink()
-            with contextlib.suppress(OSError):  # there is something left in one of them
+            with contextlib.suppress(OSError):  # one of them is not empty
                 for parent in above:
                     parent.rmdir()
 
     def _is_as_brought(self, path: str, before: Brought) -> bool:
-        """Whether nobody has changed a file or a link since it was brought; one that was not brought counts as changed."""
+        """Whether a file or a link is unchanged since it was sent; one that was not sent counts as changed."""
         if path in before.links and self._target(path) == before.links[path]:
             return True
         row = before.files.get(path)
@@ -182,7 +183,7 @@ class FileSync:
         os.replace(aside, here)
 
     def _make_folder(self, inner: str) -> None:
-        """Make a folder below the directory. Raises OSError where a link or a file of the same name is in the way."""
+        """Make a folder below the directory. Raises OSError if a link or a file of the same name is in the way."""
         if inner in self._safe_folders:
             return
         self._make_folder(inner.rpartition("/")[0])
@@ -195,7 +196,7 @@ class FileSync:
     def _write_files(
         self, wanted: Manifest, before: Brought, rows: dict[str, BroughtFile]
     ) -> None:
-        """Write the files that are not there yet as they are listed; put into `rows` what is known of each then."""
+        """Write the files that differ from their listed state, and add the record of each to `rows`."""
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
             row = before.files.get(file.path)
@@ -210,7 +211,8 @@ class FileSync:
         for pack, files in lacking.items():
             with places.blob(wanted.packs[pack]).open("rb") as source:
                 for file in files:
-                    digest = wanted.packs[pack]  # a large file is all of it
+                    # A pack with one large file is just its content.
+                    digest = wanted.packs[pack]
                     data = b""
                     if file.size_bytes < manifest.LARGE_BYTES:
                         source.seek(file.offset)
@@ -220,7 +222,7 @@ class FileSync:
                     rows[file.path] = self._write(file, data, source, coming, before)
 
     def _look(self, path: str) -> list[int]:
-        """Return what changes when somebody writes to a file; [] where it is gone. Raises OSError."""
+        """Return values that change when a file is written; [] if it does not exist. Raises OSError."""
         try:
             found = os.lstat(self._path / path)
         except (FileNotFoundError, NotADirectoryError):
@@ -230,9 +232,10 @@ class FileSync:
     def _write(
         self, file: ListedFile, data: bytes, source: BinaryIO, coming: BroughtFile, before: Brought,
     ) -> BroughtFile:  # fmt: skip
-        """Give a file its content, all at once; return its row, which is `coming` with a look.
+        """Write a file atomically; return its row, which is `coming` with a look.
 
-        That is `data`, or all of `source` for a large one. A file that has the content already is left as it is, and so is one that a run has changed.
+        The content is `data`, or all of `source` for a large one. A file that has this content already, or that a run
+        has changed, is not written.
         """
         path = file.path
         self._make_folder(path.rpartition("/")[0])
@@ -243,14 +246,14 @@ class FileSync:
         mode = 0o700 if file.is_executable else 0o600
         known = before.files.get(path)
         if self._has(path, coming, known):
-            with contextlib.suppress(PermissionError):  # another's: it is written anew
+            with contextlib.suppress(PermissionError):  # another user's: it is replaced
                 if stat.S_IMODE(os.lstat(here).st_mode) != mode:
                     here.chmod(mode)
                 return coming._replace(look=self._look(path))
         elif (
             there
             and not self._is_as_brought(path, before)
-            and not self._has(path, coming, known)  # another host has just brought it
+            and not self._has(path, coming, known)  # another host has just written it
         ):
             self._stay.append(path)
             return coming._replace(look=known.look if known is not None else [])
@@ -268,7 +271,7 @@ class FileSync:
         return coming._replace(look=self._look(path))
 
     def _has(self, path: str, content: BroughtFile, known: BroughtFile | None) -> bool:
-        """Whether a file has the content of a row. It is read only where nothing else tells; `known` is its last row."""
+        """Whether a file has the content of a row. It is only read if nothing else decides; `known` is its last row."""
         look = self._look(path)
         if not look:
             return False
@@ -279,13 +282,14 @@ class FileSync:
             return False
         is_unchanged_here = known is not None and known.digest == content.digest
         if is_unchanged_here and size_bytes >= manifest.LARGE_BYTES:
-            return False  # a snapshot that stays would be read at every run: minutes
+            # A kept snapshot would be read at every run, which takes minutes.
+            return False
         if path not in self._digests:
             self._digests[path] = _digest_of_file(self._path / path)
         return self._digests[path] == content.digest
 
     def _forget_compiled(self, path: str) -> None:
-        """Remove the byte code of a module: Python would take it for that of the new text written in the same second."""
+        """Remove the byte code of a module: Python could take it for that of a new text from the same second."""
         inner, _, name = path.rpartition("/")
         if name.endswith(".py"):
             stem = name.removesuffix(".py")

@@ -1,11 +1,12 @@
-"""What the notebook has under a name and the call does not use: for code that has the name as a text only.
+"""Sends names of the notebook that the call's code does not use directly, for code that looks up names as text.
 
-`globals()["Large"]`, `eval`, an annotation that is a text, `Base.__subclasses__()` and a pickle in a file ask for functions,
-classes, modules and constants that no code names. Each of them travels pickled by itself, if it is small. A tensor, a
-model or any other object goes only where code names it.
+`globals()["Large"]`, `eval`, string annotations, `Base.__subclasses__()` and a pickle in a file need functions,
+classes, modules and constants that no code names. Each of them is pickled and sent separately, if it is small. A
+tensor, a model or any other object is only sent if code names it.
 
-On a rank some are there at once: those that a text of the call's code names, and those that need no module but the
-call's own and Python's. The others are loaded when `__main__` is asked for them: their modules may take seconds.
+On a rank, some are loaded at once: those that strings in the call's code name, and those that need only the call's
+modules and Python's own. The others are loaded when they are looked up in `__main__`, because their modules may take
+seconds to import.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 
 from distmagic.remote.values import unpicklable
 
-MAX_BYTES = 64 << 10  # of one, pickled
-MAX_ALL_BYTES = 1 << 20  # the newest first
+MAX_BYTES = 64 << 10  # for each, pickled
+MAX_ALL_BYTES = 1 << 20  # newest first
 _EVERYWHERE = ("__main__", "builtins", "cloudpickle", "distmagic")
 _MAX_ITEMS = 1_000  # of a constant
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -45,21 +46,21 @@ _OF_IPYTHON = ("In", "Out", "exit", "get_ipython", "open", "quit")
 
 @dataclass(frozen=True)
 class Aside:
-    """One of them: its pickle, and whether it is there at once."""
+    """One such value: its pickle, and whether it is loaded at once."""
 
     pickled: bytes
     is_at_once: bool
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
+    """Whether a variable's name suggests that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
     return _SECRET.search(name) is not None
 
 
 def is_offered(name: str, value: object) -> bool:
-    """Whether a rank may ask for it by its name: a function, a class, a module, a type or a constant, but no secret."""
+    """Whether a rank may look up a value by its name: a function, class, module, type or constant, but no secret."""
     is_own = getattr(value, "__module__", None) == "__main__"
-    # IPython's are `_3` and `_i3`, too; `In` has the text of all cells.
+    # IPython also defines `_3` and `_i3`; `In` has the text of all cells.
     is_of_ipython = name.startswith("_") or name in _OF_IPYTHON
     if is_of_ipython and not is_own:
         return False
@@ -67,7 +68,7 @@ def is_offered(name: str, value: object) -> bool:
 
 
 def _has_secret(value: object) -> bool:
-    """Whether a class has a secret among its attributes, or a function among its defaults and what it encloses."""
+    """Whether a class has a secret among its attributes, or a function among its defaults and closure."""
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, type):
         parts = vars(value).items()
@@ -106,7 +107,7 @@ def _is_constant(value: object, name: str) -> bool:
 
 
 def in_annotations(annotations: Iterable[object]) -> set[str]:
-    """Return all that may be a name in those annotations that are texts, or have texts in them: `List["Net"]`."""
+    """Return all words that may be names in annotations that are or contain strings: `List["Net"]`."""
     texts = []
     for annotation in annotations:
         if isinstance(annotation, str):
@@ -117,7 +118,7 @@ def in_annotations(annotations: Iterable[object]) -> set[str]:
 
 
 def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return all that may be a name in strings of code; but not in sentences."""
+    """Return all words that may be names in strings of code, except in sentences."""
     found: set[str] = set()
     for code in codes:
         for const in code.co_consts:
@@ -139,7 +140,7 @@ def packages(
 
 
 class Small(io.BytesIO):
-    """Takes a pickle of at most `MAX_BYTES`."""
+    """A buffer for a pickle of at most `MAX_BYTES`."""
 
     def write(self, data: Any) -> int:
         """Raise `pickle.PicklingError` for more."""
@@ -165,7 +166,7 @@ def offer(
     namespace: dict[str, Any],
     load: Callable[[io.BytesIO], object],
 ) -> None:
-    """Put into `namespace`, the `__dict__` of a `__main__`, what is there at once; it finds the others when it is asked."""
+    """Load the values into `namespace`, the `__dict__` of `__main__`: some at once, the others when looked up."""
 
     def find(name: str) -> object:
         if name not in asides:
@@ -178,7 +179,7 @@ def offer(
                 f"module '__main__' has no attribute {name!r}: the notebook's can't be loaded here "
                 f"({type(error).__name__}: {error})"
             ) from error
-        # Loaded functions bring their globals: what is here stays as it is.
+        # Loaded functions bring their globals: existing names stay unchanged.
         namespace.update(before)
         return namespace.setdefault(name, found)
 

@@ -1,4 +1,4 @@
-"""What a payload's parcel holds, and how a rank runs it: one call of the notebook's, or a cell's whole text."""
+"""The contents of a payload's parcel, and how a rank runs it: one call from the notebook, or a cell's whole text."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _DEFINING = (
 
 @dataclass(frozen=True)
 class Call:
-    """A function without arguments, or one that gives a coroutine: the cell's last expression."""
+    """A function without arguments, or one that returns a coroutine: the cell's last expression."""
 
     thunk: Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The text of a cell that runs as a whole, as a file `filename` in the working directory that nobody has written.
+    """The text of a cell that runs as a whole, as if it were a file `filename` in the working directory.
 
-    `argv` is its `sys.argv` where it runs as a script.
+    `argv` is its `sys.argv` if it runs as a script.
     """
 
     source: str
@@ -49,16 +49,17 @@ class Whole:
 
 @dataclass(frozen=True)
 class Stay:
-    """No call: the rank stays, and runs one cell after the other in one `__main__`."""
+    """No call: the rank stays alive, and runs one cell after the other in one `__main__`."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell for ranks that stay. Its tracebacks find its lines by `filename`, as the notebook does.
+    """A cell for ranks that stay. Tracebacks find its lines by `filename`, as in the notebook.
 
-    `names` are values of the notebook that it uses, `texts` those of its cells whose code comes along, and of this one,
-    `labels` what to call them. `is_given`: the ranks have these names for good, as if they had made them. `keeps`: the
-    value of the last expression goes into a file, however large it is. `modules` are those that the ranks are to load again.
+    `names` are values of the notebook that it uses. `texts` are the sources of the cells whose code is included, and of
+    this cell; `labels` are their display names. `is_given`: the ranks treat these names as if they had assigned them.
+    `keeps`: the value of the last expression is written to a file, whatever its size. `modules` are modules for the
+    ranks to reload.
     """
 
     source: str
@@ -73,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModuleText:
-    """A module of the user's as it is on disk: its Python files by their paths below `root`, which it is imported from."""
+    """The current text of a user's module: its Python files by their paths below `root`, its import folder."""
 
     name: str
     root: str
@@ -82,11 +83,11 @@ class ModuleText:
 
 @dataclass(frozen=True)
 class Script:
-    """A script, or a module that is run as `python -m` runs it, with its arguments.
+    """A script, or a module that is run as by `python -m`, with its arguments.
 
-    `path` is the script's below the working directory, or the module's name. `shown` is the script as the user named
-    it, which its `sys.argv` begins with; "" for its whole path. `origin` is where it lies on the notebook's machine.
-    `roots` are directories below the working directory that it imports from, after its own.
+    `path` is the script's path below the working directory, or the module's name. `shown` is the script as the user
+    typed it, which becomes `sys.argv[0]`; "" for its whole path. `origin` is its path on the notebook machine. `roots`
+    are directories below the working directory from which it imports, after its own.
     """
 
     path: str
@@ -100,10 +101,9 @@ class Script:
 def load(
     path: str | os.PathLike[str], main: ModuleType
 ) -> Call | Whole | Stay | Cell | Script:
-    """Return what the payload at `path` asks for. What it captured become attributes of `main`.
+    """Return the contents of the payload at `path`. Captured values become attributes of `main`.
 
-    `main` must be in `sys.modules` as `__main__` already. Its `__file__` afterwards is `main`'s own again, whatever
-    the notebook's was. Raises `ParcelError`.
+    `main` must already be in `sys.modules` as `__main__`. Its `__file__` is restored afterwards. Raises `ParcelError`.
     """
     file = main.__dict__.get("__file__")
     what = parcel.load(path, main.__dict__)
@@ -119,7 +119,7 @@ def load(
 def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
     """Run it in `main` and return its value: of the call, or of the cell's last expression (else None).
 
-    A coroutine is run to its end; a whole cell may `await` at its top. Raises whatever the user's code raises.
+    A coroutine is awaited; a whole cell may use `await` at its top level. Raises the user's exceptions.
     """
     if isinstance(what, Call):
         return _finished(what.thunk())
@@ -146,7 +146,7 @@ def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
 
 
 def _returning(tree: ast.Module) -> ast.Module:
-    """Keep the value of the last expression, or of the last assignment to a name, under `_RESULT`."""
+    """Store the value of the last expression, or of the last assignment to a name, under `_RESULT`."""
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         value = last.value
@@ -160,10 +160,10 @@ def _returning(tree: ast.Module) -> ast.Module:
 
 
 def write_main(file: Path, *paths: str | os.PathLike[str]) -> str:
-    """Write the file that a rank's `__main__.__file__` has to name, and return its path.
+    """Write the file for a rank's `__main__.__file__`, and return its path.
 
-    A child process that is spawned (not forked) runs that file as its own `__main__`: it finds there what the
-    payloads and cells at `paths` define. The bundle and the payload's modules must be on the parent's `sys.path`.
+    A spawned (not forked) child process runs that file as its own `__main__`, and finds in it the definitions of the
+    payloads and cells at `paths`. The bundle and the payload's modules must be on the parent's `sys.path`.
     """
     text = _MAIN_TEXT
     for path in paths:
@@ -174,23 +174,23 @@ def write_main(file: Path, *paths: str | os.PathLike[str]) -> str:
 
 
 def defines(cell: Cell) -> bool:
-    """Whether a child process may ask for something that a cell defines, or brings. Raises `SyntaxError`."""
+    """Whether a child process may need definitions or values of a cell. Raises `SyntaxError`."""
     body = ast.parse(cell.source, cell.filename).body
     return bool(cell.names) or any(isinstance(one, _DEFINING) for one in body)
 
 
 def define(path: str, namespace: dict[str, Any]) -> None:
-    """Fill `namespace` with what the payload at `path` defines, in a child process. The call is not made.
+    """Add the definitions of the payload at `path` to `namespace`, in a child process. The call is not made.
 
-    Of a whole cell all runs but a last expression, with `__name__` as it is in such a child: `__mp_main__`. Of a cell for
-    ranks that stay only imports, functions and classes are run.
+    A whole cell runs without its last expression, with `__name__` as in such a child: `__mp_main__`. From a cell for
+    ranks that stay, only imports, functions and classes are run.
     """
     what = parcel.load(path, namespace)
     if isinstance(what, Cell):
         namespace.update(what.names)
         for statement in ast.parse(what.source, what.filename).body:
             if isinstance(statement, _DEFINING):
-                # One that uses a value of its rank is missed where a child asks for it, and nowhere else.
+                # A definition that needs a value of its rank is only missing if the child uses it.
                 with suppress(Exception):
                     _run(ast.Module([statement], []), what.filename, namespace)
     if isinstance(what, Whole):

@@ -1,6 +1,6 @@
-"""Which of the values that came with a call it has changed on its rank: the notebook's own ones stay as they were.
+"""Finds values that a call has changed on its rank, in order to warn: the notebook's own values are unchanged.
 
-marks    --of the names of `__main__`, before the call-->   what their values are like
+marks    --of the names of `__main__`, before the call-->   a mark of each value
 changed  --after it, with those marks-->                    names
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-_MOST = 20_000  # values that are looked at
+_MOST = 20_000  # limit for values that are compared
 _DEEP = 4  # lists in dicts in objects
-_CORNER = 8  # numbers of a tensor or an array that are looked at, in each dimension
+_CORNER = 8  # numbers of a tensor or array that are compared, in each dimension
 _CONTAINERS = (list, tuple, set, deque)
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, str, bool, bytes, complex, type(None))
@@ -22,7 +22,7 @@ _NAMED_AT_MOST = 5
 
 
 def marks(names: Mapping[str, object]) -> dict[str, object]:
-    """Return a mark of each name's value, by which a later change is noticed. Never raises."""
+    """Return a mark of each name's value, to detect later changes. Never raises."""
     room = iter(range(_MOST))
     found = {}
     for name, value in names.items():
@@ -37,9 +37,9 @@ def marks(names: Mapping[str, object]) -> dict[str, object]:
 def changed(
     names: Mapping[str, object], before: Mapping[str, object], result: object
 ) -> str:
-    """Return in words which names have other values than `before`; "" for none, or for those that the call returns.
+    """Return in words which names have changed since `before`; "" for none, or if the call returns them.
 
-    A call that returns tensors, or a dict, may have returned what it has trained: then only other values count. It never
+    A call that returns tensors, or a dict, may have returned what it has trained: then only other values count. Never
     raises.
     """
     try:
@@ -62,7 +62,7 @@ def changed(
 
 def _differs(before: object, after: object) -> bool:
     if isinstance(before, dict) and isinstance(after, dict):
-        # An object may keep what it has computed or opened: what was None, or not there, says nothing.
+        # An object may store computed or opened values: a value that was None or missing does not count.
         same = [key for key in before if before[key] is not None and key in after]
         return any(_differs(before[key], after[key]) for key in same)
     if isinstance(before, list) and isinstance(after, list):
@@ -74,7 +74,7 @@ def _differs(before: object, after: object) -> bool:
 def _mark(
     value: Any, room: Iterator[int], deep: int, *, inside: bool = False
 ) -> object:
-    """Return what a value is like: a list for a container, a dict for an object and what is inside of it, else a text."""
+    """Return a mark of a value: a list for a container, a dict for an object and its attributes, else a text."""
     if isinstance(value, _PLAIN):
         return repr(value) if isinstance(value, float | complex) else value  # NaN
     if not deep or next(room, None) is None or isinstance(value, type):
@@ -98,14 +98,14 @@ def _mark(
 
 
 def _parts(value: Any) -> Iterator[object] | None:
-    """Return what is in a container, of a long one the beginning; None for anything else."""
+    """Return the content of a container, only the start of a long one; None for anything else."""
     if type(value) in _MAPPINGS:
         return islice(chain.from_iterable(value.items()), _MOST)
     return islice(value, _MOST) if type(value) in _CONTAINERS else None
 
 
 def _all_parts(value: Any, room: Iterator[int], deep: int) -> Iterator[object]:
-    """Yield a value and what is in it."""
+    """Yield a value and everything in it."""
     yield value
     parts = _parts(value)
     if parts is None and type(value).__module__ == "__main__":
@@ -116,13 +116,13 @@ def _all_parts(value: Any, room: Iterator[int], deep: int) -> Iterator[object]:
 
 
 def _numbers(value: Any) -> object:
-    """Return what a tensor or an array is like, by some of its numbers; of anything else only which object it is.
+    """Return a mark of a tensor or an array from some of its numbers; for anything else only its identity.
 
-    Nothing large is copied for that. On another device, and with another precision, they are the same.
+    Nothing large is copied. The mark does not depend on device and precision.
     """
     if _is_of_torch(value):
         if hasattr(value, "to_local"):
-            value = value.to_local()  # of a sharded one: no collective
+            value = value.to_local()  # of a sharded one, without a collective call
         corner = (slice(0, _CORNER),) * value.dim()
         return repr(value.detach()[corner].cpu().tolist())
     if type(value).__module__ == "numpy" and hasattr(value, "flat"):

@@ -1,9 +1,9 @@
 """Objects of a notebook that pickle can't write, or would write by a name that no host has.
 
-`functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in a
-cell: they travel as what made them. So do tables of weak references, `contextvars.ContextVar` and `threading.local`, with
-what they have here, and variables of types. In place of the notebook's stdout and stderr, and of IPython's `open`, `exit`,
-`quit` and `display`, a host has its own.
+`functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in
+a cell: they are rebuilt on the host from their parts. So are tables of weak references, `contextvars.ContextVar` and
+`threading.local`, with their current content, and type variables. The notebook's stdout and stderr, and IPython's
+`open`, `exit`, `quit` and `display`, are replaced by the host's own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _SINGLEDISPATCH = {
     "registry",
     "__wrapped__",
 }
-_OF_TYPES = ("ParamSpec", "TypeVarTuple")  # cloudpickle has its way with TypeVar
+_OF_TYPES = ("ParamSpec", "TypeVarTuple")  # cloudpickle handles TypeVar itself
 
 
 def reduced(obj: Any) -> Any:
     """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other object.
 
-    Raises `pickle.PicklingError` for one of which pickle would write nothing but its name in the notebook's `__main__`.
+    Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's `__main__`.
     """
     own = _in_place_of(obj)
     if own:
@@ -44,7 +44,7 @@ def reduced(obj: Any) -> Any:
     if _is_display(obj):
         return pkgutil.resolve_name, ("distmagic.remote.rank.show:display",)
     if type(obj) is functools.cached_property:
-        # Without the lock that it has before Python 3.12. Its class does not tell it its name a second time.
+        # Without its lock, which it has before Python 3.12. Its name is not set a second time.
         state = {
             name: value
             for name, value in vars(obj).items()
@@ -75,7 +75,7 @@ def reduced(obj: Any) -> Any:
 
 
 def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
-    """Return where a host finds what it has in place of this object: a module and a name. None for any other object."""
+    """Return the module and name of the host's replacement for this object; None for any other object."""
     if obj is sys.stdout:
         return sys, "stdout"
     if obj is sys.stderr:
@@ -115,7 +115,7 @@ def _reduced_standard(obj: Any) -> Any:
     if type(obj) is threading.local:
         return threading.local, (), vars(obj)
     if type(obj).__module__ == "_abc":
-        # What `functools.wraps` of an abstract class leaves in a function; a class makes its own.
+        # Left in a function by `functools.wraps` of an abstract class; a class makes its own.
         return type(None), ()
     is_of_types = type(obj).__module__ == "typing" and type(obj).__name__ in _OF_TYPES
     if is_of_types and obj.__module__ == "__main__":
@@ -127,14 +127,14 @@ def _is_by_name_only(obj: Any) -> bool:
     own = getattr(obj, "__dict__", None)
     if type(own) is not dict or own.get("__module__") != "__main__":
         return False
-    # cloudpickle has its own way with these.
+    # cloudpickle handles these itself.
     is_known = isinstance(
         obj, (type, types.FunctionType, typing.TypeVar, classmethod, staticmethod)
     )
     return not is_known and isinstance(obj.__reduce_ex__(5), str)
 
 
-# What the pickle calls where it is loaded.
+# Called by the pickle when it is loaded.
 
 
 def _context_var(

@@ -1,7 +1,8 @@
-"""What a decorator has made of a function and nobody can pickle: objects that hold a lock, as Triton's kernels do, and
-what torch.compile makes.
+"""Objects that a decorator has made of a function and that can't be pickled: they hold a lock, like Triton's kernels,
+or come from torch.compile.
 
-What an import finds goes by its name. What a cell defines is made anew on the rank, from the text of its definition.
+An object that can be imported is sent by its name. One that a cell defines is made again on the rank, from the text of
+its definition.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from distmagic.remote.values.source_form import futures_of
 _OF_DYNAMO = "_torchdynamo_orig_callable"
 _INNER = (_OF_DYNAMO, "__wrapped__", "fn", "func", "_fn", "function")
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_DEPTH = 8  # of decorators over each other
+_DEPTH = 8  # nested decorators
 
 
 def function_in(obj: object) -> FunctionType | None:
-    """Return the function that such an object was made of; None for any other object."""
+    """Return the function from which such an object was made; None for any other object."""
     inner: Any = obj
     is_bound = False
     for _ in range(_DEPTH):
@@ -41,9 +42,9 @@ def function_in(obj: object) -> FunctionType | None:
 
 
 def reduced(obj: object, function: FunctionType, main: object) -> Any:
-    """Return how to pickle what was made of `function`, as `__reduce__` does; `main` stands for `__main__`.
+    """Return how to pickle an object made of `function`, as `__reduce__` does; `main` stands for `__main__`.
 
-    NotImplemented for an object that has not the function's name, or where the text is not known.
+    NotImplemented for an object without the function's name, or if its source is unknown.
     """
     name = function.__qualname__
     if function.__globals__.get(name) is not obj:
@@ -58,7 +59,7 @@ def reduced(obj: object, function: FunctionType, main: object) -> Any:
         return NotImplemented
     definition = textwrap.dedent("".join(lines))
     if not getattr(ast.parse(definition).body[0], "decorator_list", ()):
-        return NotImplemented  # a call has made it of the function, and no text here has that call
+        return NotImplemented  # it was made by a call, which is in no known text
     text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)
     used = {}

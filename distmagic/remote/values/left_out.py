@@ -1,6 +1,6 @@
-"""What can be pickled of a value that can't be pickled whole: some parts of dicts, lists, tuples and dataclasses are left out.
+"""Pickles the picklable parts of a value: some parts of dicts, lists, tuples and dataclasses are left out.
 
-A `LeftOut` takes the place of each part that is left out, so that keys, positions and fields stay as they were.
+A `LeftOut` replaces each part that is left out, so that keys, positions and fields stay the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_A_PROGRAM = {"__name__", "__builtins__", "__loader__", "__spec__"}
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Stands in a result for a part that could not be pickled; `why` says which part that was."""
+    """Replaces a part of a result that could not be pickled; `why` describes the part."""
 
     why: str
 
@@ -41,10 +41,10 @@ class LeftOut:
 def dump(
     value: object, path: str | os.PathLike[str], source: SourceForm | None = None
 ) -> tuple[int, str]:
-    """Write a result to `path`, without those of its parts that can't be pickled; with `source` without byte code.
+    """Write a result to `path`, without the parts that can't be pickled; with `source`, without byte code.
 
-    Return the size of the file in bytes, and a sentence that names what was left out, "" where nothing was. The path of
-    a part begins with `result`. Raises `parcel.Unpicklable` where nothing of the value can be pickled, and OSError.
+    Return the size of the file in bytes, and a sentence about the parts left out, "" if there are none. The path of a
+    part starts with `result`. Raises `parcel.Unpicklable` if no part of the value can be pickled, and OSError.
     """
     try:
         return parcel.dump(value, path, source=source), ""
@@ -59,12 +59,12 @@ def dump(
 
 
 def is_program(value: object) -> bool:
-    """Whether a value is the globals of a program, as `runpy.run_path` returns them: nobody means to have them as a result."""
+    """Whether a value is the globals of a program, as from `runpy.run_path`: a user does not want them as a result."""
     return type(value) is dict and value.keys() >= _OF_A_PROGRAM
 
 
 class _Sieve:
-    """Tries the parts of one value, and notes which of them are left out."""
+    """Tries the parts of one value, and records those that are left out."""
 
     def __init__(self, source: SourceForm | None) -> None:
         self._source = source
@@ -73,13 +73,16 @@ class _Sieve:
 
     @property
     def sentence(self) -> str:
-        """What was left out, in words."""
+        """A sentence about the parts left out."""
         named = "; ".join(self._left_out[:_NAMED_AT_MOST])
         more = len(self._left_out) - _NAMED_AT_MOST
         return f"{named}; and {more:,} more parts" if more > 0 else named
 
     def sifted(self, part: ValuePart, around: frozenset[int]) -> object:
-        """Return a part as it is where it can be pickled, else what is left of it. `around`: ids of the values it is in."""
+        """Return a part unchanged if it can be pickled, else the rest of it.
+
+        `around` has the ids of the values around it.
+        """
         error = self._why_not(part.value)
         if error is None:
             return part.value
@@ -92,7 +95,7 @@ class _Sieve:
         return LeftOut(cause.sentence)
 
     def _taken_apart(self, part: ValuePart, within: frozenset[int]) -> object:
-        """Return a new value of the parts that can be pickled; None for a kind of value that is not taken apart."""
+        """Return a copy with the parts that can be pickled; None for a type that can't be taken apart."""
         value: Any = part.value
         kind: Any = type(value)
         kept: Any
@@ -121,7 +124,10 @@ class _Sieve:
         return None
 
     def _why_not(self, value: object) -> Exception | None:
-        """Return why a value can't be pickled, None if it can. After very many trials nothing can be, so that it ends."""
+        """Return why a value can't be pickled, None if it can.
+
+        Above a limit of trials every value counts as not picklable.
+        """
         if is_atom(value):
             return None
         self._trials += 1

@@ -1,16 +1,15 @@
-"""A value in a file: how a function travels to the ranks, and how what it returns travels back.
+"""A value in a file: the format in which functions are sent to ranks, and return values back.
 
     magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
 
-cloudpickle makes the pickle; the memory of tensors and numpy arrays follows it out of band, written straight from
-where it lies and mapped, never copied, by `load` (writable; changes stay private). Tensors always arrive on the CPU.
-The trailer comes last, so a file that was cut off is known by its missing end. With `beside`, large values are in
-files of their own in that folder, and the table says in which (see side_files.py).
+cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written without a copy; `load`
+memory-maps them (writable; changes stay private). Tensors are always loaded on the CPU. A file that was cut off has no
+trailer. With `beside`, large values are in separate files in that folder, which the table names (see side_files.py).
 
-Functions and classes of `__main__` travel by value. Loaded with `namespace`, they and what they use become names in
-it; without, they get a namespace of their own and touch nobody else's.
+Functions and classes of `__main__` are pickled by value. With `namespace`, `load` adds them and their globals to it;
+without, they get a separate namespace.
 
-cloudpickle, torch and numpy are imported only where a value needs them.
+cloudpickle, torch and numpy are only imported if a value needs them.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
-# Offset and size of the table, and the end's own mark.
+# Offset and size of the table, and the end mark.
 _TRAILER = struct.Struct("<QQ16s")
 _END = b"end of parcel 1\n"
 
-# Of a file that is mapped, or of bytes that never were in one; both can be written to.
+# A mapped file, or bytes in memory; both are writable.
 Memory = mmap.mmap | bytearray
 
 
 class ParcelError(Exception):
-    """A value can't be put into a parcel or taken out of one. `hint` says what to do, "" where nothing helps."""
+    """A value can't be put into a parcel or taken out of one. `hint` has a cure, "" if there is none."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}\n{hint}" if hint else message)
@@ -55,7 +54,7 @@ class ParcelError(Exception):
 
 
 class Unpicklable(ParcelError):
-    """Some part of the value can't be pickled; `cause` is the smallest such part that was found."""
+    """Some part of the value can't be pickled; `cause` is the smallest such part."""
 
     def __init__(self, cause: unpicklable.UnpicklablePart) -> None:
         super().__init__(
@@ -66,7 +65,7 @@ class Unpicklable(ParcelError):
 
 
 class TooLarge(ParcelError):
-    """The parcel would be larger than allowed; `size_bytes` is what it had come to."""
+    """The parcel exceeds the limit; `size_bytes` is its size so far."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -87,13 +86,13 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
     source: SourceForm | None = None,
     namespace: Mapping[str, object] | None = None,
 ) -> int:
-    """Write `value` to `path`, whole or not at all and readable by its owner only; return the size of the file in bytes.
+    """Write `value` to `path`, atomically and readable by its owner only; return the size of the file in bytes.
 
-    `source`: without byte code. `beside` is the folder where large values get files of their own; `load` wants them in
-    the parcel's own folder. `namespace` is the notebook's, of which small things come along for their names alone (see
-    by_name.py). `seen` takes notes, also of these, and of the file's SHA-256. Raises `Unpicklable`, which
-    names the part starting from `name`, `TooLarge` before any buffer is written, and OSError when the disk is full. A
-    DistributedDataParallel module travels as the module in it: its process group ends with the run.
+    `source`: without byte code. `beside` is the folder for large values in separate files; `load` expects them in the
+    parcel's folder. `namespace` is the notebook's: small values of it are included for lookups by name (see
+    by_name.py). `seen` collects notes about the parcel, and its SHA-256. Raises `Unpicklable`, which names the part
+    starting from `name`, `TooLarge` before any buffer is written, and OSError if the disk is full. A
+    DistributedDataParallel module is replaced by its inner module, because its process group ends with the run.
     """
     with atomic_write(Path(path)) as file:
         sink = _Sink(
@@ -110,7 +109,7 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
 def measure(
     value: object, *, refuse: Refuse | None = None, source: SourceForm | None = None
 ) -> int:
-    """Return how many bytes `value` takes in a parcel, or raise what pickling it raises. Copies and writes nothing."""
+    """Return how many bytes `value` takes in a parcel, or raise the error of pickling it. Copies and writes nothing."""
     sink = _Sink()
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
@@ -120,10 +119,10 @@ def measure(
 
 
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
-    """Write what follows the pickle: the values, and the table that says where each of them is."""
+    """Write the values after the pickle, and the table with their positions."""
     buffers, windows, rows = packer.plan()
     omitted = sink.omitted or []
-    sink.omitted = None  # from here on the sink takes everything
+    sink.omitted = None  # from here on the sink writes everything
     values = [side_files.of_memory(data) for _, data in omitted]
     values += [side_files.of_memory(data) for data in buffers]
     values += [
@@ -132,7 +131,7 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     sizes = [value.size_bytes for value in values]
     sink.check(sink.size + sum(sizes))
 
-    # A span is where a value is: [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
     spans: list[list[int]] = [[] for _ in values]
     if beside is not None:
         for group in side_files.grouped(sizes):
@@ -167,7 +166,7 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
 def _write_side_file(
     values: Sequence[Value], folder: Path, main: _Sink
 ) -> tuple[SideFile, list[int]]:
-    """Write a file with these values; return it, and where each of them is in it."""
+    """Write a file with these values; return it, and the position of each in it."""
     with side_files.new_file(folder) as (file, name):
         sink = _Sink(file=file, sha256=hashlib.sha256())
         try:
@@ -208,10 +207,10 @@ def why_not(
 
 @dataclass
 class _Sink:
-    """Where a parcel's bytes go: a file, or nowhere when they are only counted.
+    """Receives a parcel's bytes: writes them to a file, or only counts them.
 
-    `omitted`, if it is a list, takes what is large in place of the file: (offset at which it belongs, bytes). So the
-    pickle of a large text or array of bytes stays short, and the text has a file of its own.
+    If `omitted` is a list, large data is added to it instead of the file: (its offset, bytes). So the pickle of a large
+    text or byte array stays short, and the data gets a separate file.
     """
 
     file: Any = None
@@ -240,13 +239,13 @@ class _Sink:
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:
-            # Kept, since pickling some object may raise an OSError as well.
+            # Recorded separately, because pickling an object may raise an OSError as well.
             self.error = error
             raise
         return len(view)
 
     def write_value(self, value: Value) -> int:
-        """Write a value, aligned, and return where it begins."""
+        """Write a value, aligned, and return its offset."""
         self.align()
         at = self.size
         for chunk in value.chunks():
@@ -264,23 +263,23 @@ class _Sink:
 def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) -> Any:
     """Return the value in the parcel at `path`. The file may be removed afterwards; it must not be changed.
 
-    `namespace` is the `__dict__` of the `__main__` in which functions and classes are to live. Raises `ParcelError`
-    for a file that is no whole parcel and for a value that can't be rebuilt here.
+    `namespace` is the `__dict__` of the `__main__` for functions and classes. Raises `ParcelError` for an incomplete or
+    invalid parcel, and for a value that can't be rebuilt in this process.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size:
             memory: Memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         else:
-            memory = bytearray()  # nothing can't be mapped
+            memory = bytearray()  # an empty file can't be mapped
     return _load(memory, str(path), Path(path).parent, namespace)
 
 
 def load_bytes(data: bytes, name: str) -> Any:
-    """Return the value in a parcel that is in memory, and has no side files; no file is needed, and none is kept open.
+    """Return the value of a parcel in memory without side files; no file stays open.
 
-    `name` is what errors call it. Raises `ParcelError` as `load`.
+    `name` is its name in errors. Raises `ParcelError` as `load`.
     """
-    copy = bytearray(data)  # the value can be changed
+    copy = bytearray(data)  # the value is writable
     return _load(copy, name, Path(), None)
 
 
@@ -318,7 +317,7 @@ def _load(
 
 
 def _table(memory: Memory, name: str) -> dict[str, Any]:
-    """Return the table of a parcel: where its values are. Raises `ParcelError` unless the parcel is whole."""
+    """Return the table of a parcel, with the positions of its values. Raises `ParcelError` for an incomplete parcel."""
     size = len(memory)
     if memory[: len(MAGIC)] != MAGIC:
         raise ParcelError(f"{name} is not a stored value.")
@@ -377,14 +376,14 @@ class _Memories:
         raise ParcelError("The parcel is damaged: its table points outside of it.")
 
     def view(self, span: Sequence[int]) -> memoryview:
-        """Return the bytes of a span, which can be written to."""
+        """Return the bytes of a span; they are writable."""
         memory, offset, size = self.find(span)
         return memoryview(memory)[offset : offset + size]
 
     def pickled(
         self, omitted: Sequence[tuple[int, Sequence[int]]]
     ) -> io.BufferedReader:
-        """Return the pickle as it was made, with what was omitted put in again."""
+        """Return the original pickle, with the omitted data inserted again."""
         main = memoryview(self._memories[0])
         pieces = []
         at = len(MAGIC)
@@ -396,7 +395,7 @@ class _Memories:
 
 
 def _not_here(error: Exception) -> ParcelError:
-    """Say why a value can't be rebuilt in this process."""
+    """Return the error for a value that can't be rebuilt in this process."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return ParcelError(f"The value needs the module {error.name!r}, which this Python lacks.",
                            f"Install {error.name.partition('.')[0]} for {sys.executable}.")  # fmt: skip

@@ -1,16 +1,18 @@
-"""How objects are pickled for a parcel, and unpickled: cloudpickle, but for what is listed here.
+"""Pickles and unpickles objects for a parcel.
 
-- tensors and storages become numbers in a table, their memory goes beside the pickle (see storages.py);
-- functions of `__main__` get, where they are loaded, the globals of that `__main__`, and the names that it defines
-  come along in a table;
+It uses cloudpickle, with these exceptions:
+
+- tensors and storages become numbers in a table, and their memory is stored after the pickle (see storages.py);
+- functions of `__main__` get the globals of the loading `__main__`, and the names that it defines are included in a
+  table;
 - a DistributedDataParallel module becomes the module in it;
-- objects that a cell defines and that pickle knows by name only travel as what made them (see cell_objects.py);
-- an object with a lock that a decorator made goes by its name, or as its text (see decorated.py);
+- objects that a cell defines and that pickle only refers to by name are rebuilt (see cell_objects.py);
+- an object with a lock that a decorator made is pickled by name, or as source (see decorated.py);
 - weak references keep alive what they refer to;
-- what the notebook has by name and no code uses comes along in the table, pickled one by one (see by_name.py);
-- for a Python of another minor version code becomes source (see source_form.py); all other code keeps the name of its
-  file, which is what a traceback, or `inspect`, finds its lines by;
-- notes are taken of the code and the modules that the pickle refers to.
+- small values that no code uses are included in the table, pickled one by one (see by_name.py);
+- for another minor version of Python, code becomes source (see source_form.py); all other code keeps its file name,
+  by which tracebacks and `inspect` find its lines;
+- the code and the modules that the pickle refers to are recorded.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, 
 
 @dataclass
 class Seen:
-    """Notes on a parcel: code that travels in it, modules that it needs at the other end, its SHA-256, its side files.
+    """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its side files.
 
-    `annotated` are names in annotations that are texts.
+    `annotated` are names in string annotations.
     """
 
     codes: list[types.CodeType] = field(default_factory=list)
@@ -50,14 +52,16 @@ class Seen:
     side_files: list[SideFile] = field(default_factory=list)
 
 
-# Raises for an object that must not travel although it could be pickled.
+# Raises for an object that must not be sent although it could be pickled.
 Refuse = Callable[[object], None]
 
 
 class Packer:
-    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code goes as source.
+    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code is pickled as
+    source.
 
-    `is_aside`: the value goes for its name alone, and no object comes along of which only a function's globals know.
+    `is_aside`: the value is only included for lookups by name, so objects that only a function's globals refer to are
+    left out.
     """
 
     def __init__(
@@ -83,23 +87,23 @@ class Packer:
     def pickle(
         self, value: object, namespace: Mapping[str, object] | None = None
     ) -> None:
-        """Pickle the value, and after it the table of all that `__main__` defines and the value uses. Only once.
+        """Pickle the value, followed by the table of all definitions of `__main__` that it uses. Call only once.
 
-        With a `namespace`, the notebook's, also what a rank may ask for by its name there.
+        With the notebook's `namespace`, also the values that a rank may look up by name.
         """
         try:
             self._pickler.dump(value)
             asides = {} if namespace is None else self._asides(namespace)
             self._pickler.dump(asides | self._definitions)
         finally:
-            del self._pickler  # it refers to this packer: the two would keep each other, and the value, alive
+            del self._pickler  # it refers to this packer: a reference cycle would keep both, and the value, alive
 
     def _asides(self, namespace: Mapping[str, object]) -> dict[str, object]:
-        """Return what is offered for its name, without what the value uses anyway."""
+        """Return the values for lookups by name, without those that the value uses anyway."""
         room = by_name.MAX_ALL_BYTES
         found: dict[str, tuple[bytes, Seen]] = {}
         for name, value in reversed(list(namespace.items())):
-            # Pickling runs anybody's code. What can't travel is missed only where it is asked for.
+            # Pickling runs arbitrary code. A value that fails is only missing if it is looked up.
             with contextlib.suppress(Exception):
                 if name in self._definitions or not by_name.is_offered(name, value):
                     continue
@@ -119,7 +123,7 @@ class Packer:
         named = by_name.in_strings(self._seen.codes)
         here = by_name.packages(self._seen.modules, self._seen.codes)
         asides: dict[str, object] = {}
-        for name, value in namespace.items():  # `__subclasses__()` has their order
+        for name, value in namespace.items():  # `__subclasses__()` keeps their order
             if name in found:
                 pickled, seen = found[name]
                 is_at_once = (
@@ -131,11 +135,14 @@ class Packer:
         return asides
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
-        """Return what goes beside the pickle: its buffers in order, the windows of storages, and their table."""
+        """Return the data stored after the pickle: buffers in order, the windows of storages, and their table."""
         return self._buffers, *self._storages.plan()
 
     def reduce(self, obj: Any) -> Any:
-        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to cloudpickle. Also takes notes."""
+        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to cloudpickle.
+
+        Also records notes.
+        """
         of_a_cell = cell_objects.reduced(obj)
         if of_a_cell is not NotImplemented:
             self._note_global(obj)
@@ -170,8 +177,8 @@ class Packer:
         if isinstance(obj, Exception):
             return _reduced_exception(obj)
         if isinstance(getattr(type(obj), "__getattr__", None), types.FunctionType):
-            # Have an object whose class has a `__getattr__` get its state without a look at `__setstate__` of an empty one.
-            # `self.values[name]` in a `__getattr__` asks for `values` without end before there is any state.
+            # Set the state of an object whose class has a `__getattr__` without looking up `__setstate__`. On an empty
+            # object, `self.values[name]` in a `__getattr__` would recurse forever.
             kind: Any = type(obj)
             own = kind.__reduce__, kind.__reduce_ex__
             if own != (object.__reduce__, object.__reduce_ex__):
@@ -187,14 +194,14 @@ class Packer:
         return NotImplemented
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        """Have a module go by the name that an import finds it by, also one of a class of its own (`torch.backends`)."""
+        """Pickle a module by its import name, even one of a special class (`torch.backends`)."""
         name = module.__name__
         if sys.modules.get(name) is not module:
             for key, loaded in sys.modules.copy().items():
                 if loaded is module:
                     name = key
         self._seen.modules.add(name)
-        # Of the half of distmagic that a host lacks: cloudpickle adds any loaded submodule whose name a function mentions
+        # A part of distmagic that hosts lack: cloudpickle adds any loaded submodule whose name a function mentions
         # (`x.state` and distmagic.state).
         is_remote = f"{name}.".startswith(_REMOTE)
         if name.startswith("distmagic.") and not is_remote:
@@ -206,7 +213,7 @@ class Packer:
             return importlib.import_module, (name,)
         while name and name not in sys.modules:
             name = name.rpartition(".")[0]
-        # `torch.ops.aten` is an attribute only
+        # `torch.ops.aten` is only an attribute
         path = f"{name}:{module.__name__[len(name) + 1 :]}"
         with contextlib.suppress(AttributeError, ValueError):
             if pkgutil.resolve_name(path) is module:
@@ -214,7 +221,7 @@ class Packer:
         return NotImplemented
 
     def _reduce_code(self, code: types.CodeType) -> Any:
-        """Have code keep the name of its file. cloudpickle 3.1.3 gives all code the same name."""
+        """Pickle code with its file name. cloudpickle 3.1.3 gives all code the same name."""
         if code.co_filename == _NAMELESS:
             return NotImplemented
         self._seen.codes.append(code)
@@ -263,7 +270,7 @@ class Packer:
 
 
 def _reduced_exception(error: Exception) -> Any:
-    """Have an exception with an `__init__` of its own made without it: what that wants is mostly not what `args` are."""
+    """Rebuild an exception without calling its own `__init__`, whose arguments often differ from `args`."""
     kind: Any = type(error)
     builtin = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     is_plain = builtin.__basicsize__ == Exception.__basicsize__
@@ -277,7 +284,7 @@ def _reduced_exception(error: Exception) -> Any:
 
 
 def _set_state(obj: Any, state: Any) -> None:
-    """Give an object its attributes, as pickle does where a class has no `__setstate__`."""
+    """Set an object's attributes, as pickle does for a class without `__setstate__`."""
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     if attributes:
         obj.__dict__.update(attributes)
@@ -297,7 +304,7 @@ def _by_value() -> set[str]:
 
 @contextlib.contextmanager
 def going_by_value(modules: Iterable[str]) -> Iterator[None]:
-    """Have these modules, and what they define, go into a pickle themselves, and not by their names, inside the block."""
+    """Inside the block, pickle these modules and their definitions by value, not by name."""
     import cloudpickle
 
     new = set(modules) - _by_value()
@@ -336,14 +343,14 @@ def _pickler_class() -> Any:
     return Pickler
 
 
-# What the pickle calls to build things. `Loader.find_class` puts its own in their place.
+# Called by the pickle to build objects. `Loader.find_class` replaces them by its own.
 
 _ONLY = "a parcel is opened by parcel.load only"
 _NAMELESS = "<the name of its file follows>"
 
 
 def code_of_file(code: types.CodeType, filename: str) -> types.CodeType:
-    """Return code that belongs to a file, or to a cell, of this name."""
+    """Return code with this file name."""
     return code.replace(co_filename=filename)
 
 
@@ -383,7 +390,7 @@ _MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty
 
 
 class Loader(pickle.Unpickler):
-    """Unpickles, with the names above bound to one parcel's memory and one namespace."""
+    """An unpickler with the names above bound to one parcel's memory and one namespace."""
 
     def __init__(
         self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]
@@ -391,13 +398,13 @@ class Loader(pickle.Unpickler):
         super().__init__(file, buffers=buffers)
 
         def weak(referent: object) -> Any:
-            """Return a weak reference to what lives as long as the namespace does; a dead one to None."""
+            """Return a weak reference to an object that lives as long as the namespace; a dead one to None."""
             if referent is None:
                 return weakref.ref(set())
             namespace.setdefault("__referred__", []).append(referent)
             return weakref.ref(referent)
 
-        # No method of this object: in a circle, what it has loaded would live on until a garbage collection.
+        # Not a method of this object: in a reference cycle, the loaded value would live until a garbage collection.
         self._own = {
             "_tensor": tensors.tensor,
             "_storage": tensors.storage,
@@ -407,7 +414,7 @@ class Loader(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return the object that a name in the pickle stands for."""
+        """Return the object for a name in the pickle."""
         if module == __name__ and name in self._own:
             return self._own[name]
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""The user's modules, when they have changed on the notebook's disk: written to this host, and loaded again."""
+"""Updates the user's modules after a change on the notebook's disk: writes them to this host, and reloads them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distmagic.remote.values.call import ModuleText
 def bring(
     modules: Sequence[ModuleText], folders: Sequence[str], names: dict[str, Any]
 ) -> None:
-    """Have these modules as they are on the notebook's disk. Raises what they raise when they are loaded again.
+    """Write and reload these modules. Raises the errors of their import.
 
-    They are written to `folders`, from which this rank imports; () on the notebook's own machine, which has them.
-    Functions and classes that `names` has from them become the new ones.
+    They are written to `folders`, from which this rank imports; () on the notebook machine, which has them. Functions
+    and classes in `names` that come from them are replaced by the new ones.
     """
     if not modules:
-        return  # most cells: what follows has every zip among sys.path's places read again
+        return  # most cells: the code below makes Python read every zip on sys.path again
     for module in modules:
         if not folders and module.root not in sys.path:
             sys.path.insert(1, module.root)
@@ -37,7 +37,7 @@ def bring(
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(place) as file:
                     file.write(data)
-            # Byte code of another text of this second and length would count.
+            # Python would use byte code of another text with the same second and length.
             with contextlib.suppress(OSError):
                 Path(importlib.util.cache_from_source(place)).unlink()
     importlib.invalidate_caches()
@@ -54,7 +54,7 @@ def bring(
 
 
 def _load_again(old: Mapping[str, ModuleType]) -> None:
-    """Import modules as if none were loaded, so that each comes after those that it imports. They stay the same objects."""
+    """Import modules as if none were loaded, in the order of their imports. The module objects stay the same."""
     for name in old:
         del sys.modules[name]
     finder = _OldModules(old)
@@ -64,7 +64,7 @@ def _load_again(old: Mapping[str, ModuleType]) -> None:
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as error:
-                if error.name != name:  # else its file is gone
+                if error.name != name:  # otherwise its file is gone
                     raise
     finally:
         sys.meta_path.remove(finder)
@@ -73,7 +73,7 @@ def _load_again(old: Mapping[str, ModuleType]) -> None:
 
 
 class _OldModules(importlib.abc.MetaPathFinder):
-    """Has modules loaded into the objects that they were before."""
+    """Loads modules into their old module objects."""
 
     def __init__(self, old: Mapping[str, ModuleType]) -> None:
         self._old = old
@@ -81,7 +81,7 @@ class _OldModules(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a module that was there before, None for all others."""
+        """Return a spec for a module that existed before, None for all others."""
         others = [one for one in sys.meta_path if one is not self]
         if name not in self._old:
             return None

@@ -1,6 +1,6 @@
-"""Settings of libraries, logging and Python that the notebook's process has, and that each rank begins with. Imports none.
+"""Copies settings of libraries, logging and Python from the notebook's process to each rank. Imports no library.
 
-read        --JSON, with words for the user-->   payload
+read        --JSON, and a text for the user-->   payload
 begin_with  --in a rank, before the call-->      the same settings
 """
 
@@ -16,8 +16,8 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
 
-VARIABLE = "DISTMAGIC_SETTINGS"  # of a rank, until it begins
-# Of a library: what it is called, how it is read, how it is set, what a new process has.
+VARIABLE = "DISTMAGIC_SETTINGS"  # of a rank, until it starts
+# For a library: its name, how to read the setting, how to set it, and its value in a new process.
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _OF: dict[str, tuple[tuple[str, Callable[[Any], Any], Callable[[Any, Any], Any], Any], ...]] = {
     "torch": (
@@ -40,18 +40,18 @@ _OF: dict[str, tuple[tuple[str, Callable[[Any], Any], Callable[[Any, Any], Any],
          lambda decimal, value: setattr(decimal.getcontext(), "prec", value), 28),
     ),
 }  # fmt: skip
-# How a text says that a notebook makes one of them.
+# Texts that show that a notebook creates one of them.
 MADE = re.compile(
     r"(set_default_dtype|set_float32_matmul_precision|set_deterministic_debug_mode|use_deterministic_algorithms"
     r"|set_detect_anomaly|seterr|getcontext\(\)\.prec|cudnn\.deterministic|cudnn\.benchmark|cuda\.matmul\.allow_tf32|basicConfig"
     r"|(getLogger\(\)|calls \w+)\.(setLevel|addHandler)) in"
 )
-_USUAL_LIMITS = (1_000, 3_000)  # of Python, and of jedi, which completes names
+_USUAL_LIMITS = (1_000, 3_000)  # of Python, and of jedi, which provides completion
 _STREAMS = ("stdout", "stderr")
 
 
 def read() -> tuple[str, str]:
-    """Return what differs here from a new process, as text for `begin_with` and in words; both "" for nothing."""
+    """Return the settings that differ from a new process, as text for `begin_with` and in words; both "" for none."""
     found: dict[str, Any] = {}
     words = []
     for library, rows in _OF.items():
@@ -60,7 +60,7 @@ def read() -> tuple[str, str]:
             try:
                 value = get(module)
             except (AttributeError, RuntimeError):
-                continue  # a torch without it, or one whose other settings contradict it
+                continue  # a torch without it, or with contradicting settings
             if value != usual:
                 found.setdefault(library, {})[name] = value
                 text = f"{name} {value}".replace("True", "on").replace("False", "off")
@@ -84,7 +84,7 @@ def read() -> tuple[str, str]:
 
 
 def _loggers() -> dict[str, dict[str, Any]]:
-    """Return level and handlers by name of the root logger ("") and of those that `__main__` has; only what was set."""
+    """Return level and handlers by name, for the root logger ("") and loggers in `__main__`; only set values."""
     values = list(vars(sys.modules["__main__"]).values())
     loggers = {one.name: one for one in values if isinstance(one, logging.Logger)}
     found = {}
@@ -104,7 +104,7 @@ def _loggers() -> dict[str, dict[str, Any]]:
 
 
 def _handler(handler: logging.Handler) -> dict[str, Any] | None:
-    """Return what is needed to make a handler of stdout or stderr anew; None for any other one."""
+    """Return the data to recreate a handler of stdout or stderr; None for any other one."""
     stream = str(getattr(getattr(handler, "stream", None), "name", "")).strip("<>")
     if type(handler) is not logging.StreamHandler or stream not in _STREAMS:
         return None
@@ -120,7 +120,7 @@ def _handler(handler: logging.Handler) -> dict[str, Any] | None:
 def begin_with(
     text: str, when_imported: Callable[[str, Callable[[Any], None]], None]
 ) -> None:
-    """Make the settings of `read` in this process, those of a library as soon as it is imported."""
+    """Apply the settings of `read` in this process; those of a library once it is imported."""
     found = json.loads(text)
     if "recursion limit" in found:
         sys.setrecursionlimit(found["recursion limit"])
@@ -132,7 +132,7 @@ def begin_with(
         logger = logging.getLogger(name)
         logger.setLevel(one["level"])
         logger.propagate = one["propagate"]
-        # A module of the call may have made its own.
+        # A module of the call may have added its own.
         for made in one["handlers"] if not logger.handlers else ():
             handler = logging.StreamHandler(getattr(sys, made["stream"]))
             handler.setLevel(made["level"])
@@ -143,7 +143,7 @@ def begin_with(
     basic_config = logging.basicConfig
 
     def replacing(**options: Any) -> None:
-        """Configure the root logger as in a new process: it does nothing where there are handlers."""
+        """Configure the root logger as in a new process: `basicConfig` does nothing if handlers exist."""
         logging.basicConfig = basic_config
         for handler in ours:
             logging.root.removeHandler(handler)

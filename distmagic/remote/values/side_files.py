@@ -1,6 +1,6 @@
-"""A parcel's large values in files of their own beside it, named by their SHA-256.
+"""A parcel's large values in separate files next to it, named by their SHA-256.
 
-A value that has not changed keeps its file's name whatever else changes, so that nobody needs to be sent it again.
+An unchanged value keeps its file name whatever else changes, so it is not sent again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 LARGE_BYTES = 1 << 20
-AT_MOST = 64  # side files of one parcel: each holds a descriptor while it is mapped
+# Limit of side files for one parcel: each uses a descriptor while it is mapped.
+AT_MOST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideFile:
-    """A file with values in it: its SHA-256 in hex, which is its name, and its size."""
+    """A file with values: its SHA-256 in hex, which is its name, and its size."""
 
     sha256: str
     size_bytes: int
@@ -29,24 +30,24 @@ class SideFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """Bytes that follow a pickle: `chunks` yields them in order, `size_bytes` of them."""
+    """Bytes stored after a pickle: `chunks` yields them in order, `size_bytes` in total."""
 
     size_bytes: int
     chunks: Callable[[], Iterator[Any]]
 
 
 def of_memory(memory: Any) -> Value:
-    """Return the value that some contiguous memory is."""
+    """Return a value for some contiguous memory."""
     view = memoryview(memory)
     return Value(size_bytes=view.nbytes, chunks=lambda: iter((view,)))
 
 
 def grouped(sizes: Sequence[int]) -> list[list[int]]:
-    """Return which values share a side file, by their numbers; those in no group stay in the parcel.
+    """Return groups of values that share a side file, by index; ungrouped values stay in the parcel.
 
-    A large value has a side file to itself. Small ones share: each only with its neighbours, so that a change of one
-    touches few others. The more bytes there are in all, the larger a value must be for a file to itself: there are
-    never more than `AT_MOST` side files.
+    A large value has its own side file. Small ones share files with their neighbours, so that a change of one affects
+    few others. The more bytes in total, the larger a value must be for its own file: there are at most `AT_MOST` side
+    files.
     """
     large = LARGE_BYTES
     while sum(sizes) > AT_MOST * large:
@@ -68,9 +69,9 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
 
 @contextmanager
 def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
-    """Give a new file to write, and a function that names it; a file that was not named is removed after the block.
+    """Yield a new file to write, and a function that names it; without a name the file is removed after the block.
 
-    Its name is the hash of its bytes, which is known only when all are written: `atomic_write` needs the name before.
+    Its name is the hash of its bytes, which is only known at the end: `atomic_write` needs the name before.
     """
     aside = folder / f".side-file-{secrets.token_hex(8)}"
     try:
@@ -79,7 +80,7 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
         ) as file:
 
             def name(sha256: str) -> None:
-                file.close()  # a server of files may refuse some of it first here
+                file.close()  # a file server may report errors only here
                 aside.replace(folder / sha256)
 
             yield file, name
@@ -88,7 +89,7 @@ def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
 
 
 def mapped(path: Path, size_bytes: int) -> mmap.mmap:
-    """Map a side file; what is written there stays private. Raises OSError, ValueError if it isn't whole."""
+    """Memory-map a side file; changes stay private. Raises OSError, and ValueError for an incomplete file."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != size_bytes:
             raise ValueError(f"{path} is incomplete")
@@ -96,17 +97,17 @@ def mapped(path: Path, size_bytes: int) -> mmap.mmap:
 
 
 class JoinedPieces(io.RawIOBase):
-    """Reads pieces of memory one after the other, as one file."""
+    """Reads pieces of memory in order, as one file."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = [piece for piece in pieces if len(piece)][::-1]
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill some of `buffer`; 0 at the end."""
+        """Fill part of `buffer`; return 0 at the end."""
         if not self._pieces:
             return 0
         piece = self._pieces.pop()

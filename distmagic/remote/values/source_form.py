@@ -1,8 +1,8 @@
-"""Functions and classes for a Python of another minor version, on which byte code does not run: they travel as source.
+"""Pickles functions and classes as source, for another minor version of Python, which can't run this one's byte code.
 
-A code object becomes the text of its cell or module, with its name and line in it; the other Python compiles the text
-and takes the same function out of it. All else of a function (defaults, closure, globals) travels as ever. Methods that
-`dataclass`, `namedtuple` and `Protocol` write have no source: these classes are made anew. What has no source raises
+A code object is replaced by the text of its cell or module, with its name and line; the other Python compiles the text
+and picks the same function. The rest of a function (defaults, closure, globals) is pickled as usual. Methods generated
+by `dataclass`, `namedtuple` and `Protocol` have no source: these classes are rebuilt. Other code without source raises
 `NoSource`.
 """
 
@@ -40,12 +40,12 @@ _MADE_IN = ("<string>", dataclasses.__file__, collections.__file__, typing.__fil
 
 
 def futures_of(code: types.CodeType) -> int:
-    """Return the compiler's flags for what code has from `__future__`."""
+    """Return the compiler flags for the `__future__` imports of code."""
     return code.co_flags & _FUTURES
 
 
 class NoSource(pickle.PicklingError):
-    """A function has no source that another Python could compile; `why`, and what to do."""
+    """A function has no source that another Python could compile; contains the reason and a cure."""
 
     def __init__(self, why: str, cure: str) -> None:
         super().__init__(why)
@@ -53,9 +53,9 @@ class NoSource(pickle.PicklingError):
 
 
 class SourceForm:
-    """Writes code as source for Pythons from `oldest` (major, minor) on. For one pickle.
+    """Writes code as source for Python versions from `oldest` (major, minor) on. Use one object for each pickle.
 
-    `call` is the code of a cell's last expression, which is no function of any text, and `expression` is its own text.
+    `call` is the code of a cell's last expression, which is not a function in any text, and `expression` is its text.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class SourceForm:
     ) -> None:
         self._oldest = oldest
         self._call, self._expression = call, expression
-        # Each once in the pickle, whose memo goes by id.
+        # Each once per pickle, because its memo uses ids.
         self._texts: dict[str, str] = {}
 
     def reduced(self, obj: Any, plain: Any) -> Any:
-        """Return how to pickle an object, as `__reduce__` does; `plain` is how cloudpickle does. Raises `NoSource`."""
+        """Return how to pickle an object, as `__reduce__` does; `plain` is cloudpickle's way. Raises `NoSource`."""
         if isinstance(obj, types.CodeType):
             flags = futures_of(obj)
             if obj is self._call:
@@ -89,7 +89,7 @@ class SourceForm:
         if isinstance(obj, typing.ForwardRef):
             return typing.ForwardRef, (obj.__forward_arg__,)  # without its code
         if isinstance(obj, type) and obj.__module__ == "pathlib._local":
-            return getattr, (pathlib, obj.__name__)  # Python 3.13 alone has it there
+            return getattr, (pathlib, obj.__name__)  # only Python 3.13 has it there
         if isinstance(obj, type) and plain is not NotImplemented:
             return _of_class(obj, plain)
         return plain
@@ -117,7 +117,8 @@ class SourceForm:
 def code_of_text(  # noqa: PLR0913, PLR0917 - pickle calls it
     text: str, filename: str, flags: int, name: str, line: int, number: int, of: int, free: tuple[str, ...]
 ) -> types.CodeType:  # fmt: skip
-    """Return the code of a function `name` that begins in `line` of a text: which one, `of` all that do.
+    """Return the code of a function `name` that starts in `line` of a text: index `number` among the `of` such
+    functions.
 
     Raises ValueError, SyntaxError.
     """
@@ -168,7 +169,7 @@ def code_of_call(
 def _named(
     text: str, filename: str, flags: int, name: str, line: int
 ) -> list[types.CodeType]:
-    """Return all code of this name that begins in this line, in order, at whatever depth: that differs between Pythons."""
+    """Return all code objects with this name and first line, in order, at any depth; depths differ by version."""
     found = []
     for code in _codes(text, filename, flags):
         if (code.co_name, code.co_firstlineno) == (name, line):
@@ -178,7 +179,7 @@ def _named(
 
 @functools.lru_cache(maxsize=8)
 def _codes(text: str, filename: str, flags: int) -> tuple[types.CodeType, ...]:
-    """Return all code of a text, in the order of evaluation."""
+    """Return all code objects of a text, in the order of evaluation."""
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     found: list[types.CodeType] = []
     waiting = [compile(text, filename, "exec", flags, dont_inherit=True)]
@@ -190,13 +191,13 @@ def _codes(text: str, filename: str, flags: int) -> tuple[types.CodeType, ...]:
     return tuple(found)
 
 
-# ---- classes whose methods other code has written
+# ---- classes with generated methods
 
 
 def _of_class(cls: Any, plain: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return how to pickle a class by value; `plain` is how cloudpickle does it.
+    """Return how to pickle a class by value; `plain` is cloudpickle's way.
 
-    Methods without a source are left out of it, and the other Python makes its own.
+    Methods without source are left out, and the other Python generates its own.
     """
     function, args, (attributes, slots), *_, set_state = plain
     if "__dataclass_fields__" in vars(cls):
@@ -206,7 +207,7 @@ def _of_class(cls: Any, plain: tuple[Any, ...]) -> tuple[Any, ...]:
         for name, kind in inspect.get_annotations(cls).items():
             if name in cls.__dataclass_fields__:
                 fields[name] = _set(_FIELD, cls.__dataclass_fields__[name])
-            if kind is not dataclasses.KW_ONLY:  # each field says it for itself
+            if kind is not dataclasses.KW_ONLY:  # each field has this flag itself
                 kept["__annotations__"][name] = kind
         params = _set(_PARAMS, cls.__dataclass_params__)
         of_dataclass = (set_state, (kept, slots), fields, params)
@@ -233,7 +234,7 @@ def _named_tuple(name: str, fields: Any, defaults: Any) -> Any:
 
 
 def _without(names: set[str], attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes of a class without these; but a method that the user has written stays."""
+    """Return attributes of a class without these names, except methods that the user has written."""
     kept = {}
     for name, value in attributes.items():
         function = inspect.unwrap(value) if callable(value) else value

@@ -1,15 +1,16 @@
-"""Tensors in a parcel: every torch storage travels once, outside the pickle, and arrives on the CPU.
+"""Tensors in a parcel: every torch storage is stored once, after the pickle, and loaded on the CPU.
 
-While pickling, `Storages` only notes which bytes of which storage each tensor sees. `plan` then decides what travels:
+While pickling, `Storages` only records which bytes of which storage each tensor uses. `plan` then decides what is
+stored:
 
-- the stretches of a storage that some tensor sees, merged where they touch or overlap, so that tensors which share
-  memory share it again and a small view of a large storage travels as the small one;
+- the stretches of a storage that some tensor uses, merged if they touch or overlap, so that tensors which share
+  memory share it again and a small view of a large storage stays small;
 - once such stretches make at least half of the storage, one stretch from the first to the last;
-- a stretch that only one tensor sees, and less than half of whose bytes are its elements (one column of a matrix),
-  travels packed, as a contiguous copy.
+- a stretch that only one tensor uses, and less than half of whose bytes are its elements (one column of a matrix),
+  is stored as a contiguous copy.
 
-No numpy: a host may lack it. Stretches are written straight from the tensors' memory; those of another device pass
-through the CPU `CHUNK_BYTES` at a time.
+numpy is not used, because a host may lack it. Stretches are written directly from the tensors' memory; those of another
+device are copied to the CPU in pieces of `CHUNK_BYTES`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from typing import Any
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
 
-# How to build a tensor, as JSON keeps it: [window, dtype, offset, size, stride, requires_grad, conj, neg]; the offset is
-# in elements from the beginning of the window. Window -1: it has no elements.
+# How to build a tensor, in JSON: [window, dtype, offset, size, stride, requires_grad, conj, neg]; the offset is in
+# elements from the start of the window. Window -1: it has no elements.
 TensorRow = list[Any]
 
 
 @dataclass(kw_only=True)
 class _View:
-    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it sees."""
+    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it uses."""
 
     storage: Any
     start: int
@@ -50,7 +51,7 @@ class _View:
 
 @dataclass(kw_only=True)
 class _Stretch:
-    """Bytes of one storage that some tensors see; `views` are the numbers of these."""
+    """Bytes of one storage that some tensors use; `views` are the numbers of these."""
 
     start: int
     stop: int
@@ -59,7 +60,7 @@ class _Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Bytes that travel: `size_bytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
+    """Bytes to store: `size_bytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
 
     storage: Any = field(repr=False)
     start: int
@@ -67,13 +68,13 @@ class Window:
     packed: Any = field(default=None, repr=False)
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the bytes in order; of CPU memory at once and without a copy."""
+        """Yield the bytes in order; CPU memory at once and without a copy."""
         torch = sys.modules["torch"]
         storage = self.storage
-        start = self.start  # 0 of a packed one
+        start = self.start  # 0 for a packed one
         if self.packed is not None:
             with torch.no_grad():
-                # The tensor as its memory holds it, its conjugate and negative bits taken away.
+                # The tensor as its memory has it, without its conjugate and negative bits.
                 tensor = self.packed
                 if tensor.is_conj():
                     tensor = tensor.conj()
@@ -87,7 +88,7 @@ class Window:
 
 
 def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
-    """Yield the bytes of a storage of another device, never more than `CHUNK_BYTES` of them in this memory."""
+    """Yield the bytes of a storage on another device, at most `CHUNK_BYTES` at a time."""
     torch = sys.modules["torch"]
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     for at in range(start, stop, CHUNK_BYTES):
@@ -96,18 +97,18 @@ def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
 
 
 def _memory(address: int, size_bytes: int) -> memoryview:
-    """Return memory as bytes; the caller keeps its owner alive meanwhile."""
+    """Return memory as bytes; the caller must keep its owner alive meanwhile."""
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
 class Storages:
-    """The storages and tensors met while one value is pickled. They are kept alive until it is written."""
+    """The storages and tensors found while one value is pickled. They are kept alive until it is written."""
 
     def __init__(self) -> None:
         self._views: list[_View] = []
 
     def add_tensor(self, tensor: Any) -> int | None:
-        """Note a tensor and return its number; None for a kind that torch's own reduction has to take apart."""
+        """Record a tensor and return its number; None for a kind that torch's own reduction must take apart."""
         torch = sys.modules["torch"]
         if (
             type(tensor) is not torch.Tensor
@@ -120,7 +121,7 @@ class Storages:
         requires_grad = tensor.requires_grad
         tensor = tensor.detach()
         if not torch._C._has_storage(tensor):  # noqa: SLF001
-            tensor = tensor.cpu()  # XLA and the like keep their memory to themselves
+            tensor = tensor.cpu()  # XLA and similar devices do not expose their memory
         start, stop = _span(tensor)
         storage = tensor.untyped_storage()
         if stop > storage.nbytes():
@@ -136,15 +137,15 @@ class Storages:
         return len(self._views) - 1
 
     def add_storage(self, storage: Any) -> int:
-        """Note a bare storage, which always travels whole, and return its number."""
+        """Record a bare storage, which is always stored whole, and return its number."""
         self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
         return len(self._views) - 1
 
     def plan(self) -> tuple[list[Window], list[TensorRow]]:
-        """Return the windows to write, and for each number a row that says how to build it from them."""
+        """Return the windows to write, and for each number a row that describes how to build it from them."""
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
-        # The numbers of the views that see anything.
+        # The numbers of the non-empty views.
         by_storage: dict[int, list[int]] = {}
         for number, view in enumerate(self._views):
             if view.tensor is None or view.tensor.numel():
@@ -155,7 +156,7 @@ class Storages:
         for stretch in stretches:
             first = self._views[stretch.views[0]]
             if self._is_packed(stretch):
-                # As the strides of a contiguous tensor are: the last dimension has step 1.
+                # Like the strides of a contiguous tensor: the last dimension has step 1.
                 sizes = first.tensor.size()
                 strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
                 rows[stretch.views[0]] = _as_row(first, len(windows), 0, strides)
@@ -179,15 +180,15 @@ class Storages:
         return windows, rows
 
     def _is_packed(self, stretch: _Stretch) -> bool:
-        """Whether a stretch travels as a contiguous copy of the one tensor that sees it."""
+        """Whether a stretch is stored as a contiguous copy of the only tensor that uses it."""
         return len(stretch.views) == 1 and self._views[stretch.views[0]].is_sparse
 
     def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
-        """Return the parts of one storage that are seen, in order."""
+        """Return the used parts of one storage, in order."""
         found: list[_Stretch] = []
         for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
             view = self._views[number]
-            start = view.start // ALIGN * ALIGN  # keeps every element aligned as it was
+            start = view.start // ALIGN * ALIGN  # keeps the alignment of every element
             # Rounded up to the next aligned offset.
             if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
                 found[-1].stop = max(found[-1].stop, view.stop)
@@ -226,7 +227,7 @@ def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> Tensor
 
 
 def _span(tensor: Any) -> tuple[int, int]:
-    """Return the first byte of its storage that a tensor sees, and the one after the last."""
+    """Return the first byte of its storage that a tensor uses, and the one after the last."""
     if not tensor.numel():
         return 0, 0
     first = last = tensor.storage_offset()
@@ -237,7 +238,7 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 class TensorLoader:
-    """The other end: builds tensors and storages over the memory of a loaded parcel, which it never copies.
+    """Builds tensors and storages over the memory of a loaded parcel, without copies.
 
     `windows` are (memory, offset, bytes).
     """

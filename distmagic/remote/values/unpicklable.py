@@ -1,6 +1,7 @@
-"""Which part of a value can't be pickled, and what that part is in words: its parts are tried one by one.
+"""Finds the part of a value that can't be pickled, and describes it: the parts are tried one by one.
 
-The parts of a function are the variables that it captures, those of anything else what pickle itself would look at.
+The parts of a function are the variables that it captures; those of any other object are what pickle itself would
+visit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from distmagic.remote.values import decorated
 from distmagic.remote.values.cell_objects import LruCached
 
-MAX_TRIALS = 5_000  # parts that are tried; then the part found so far has to do
+MAX_TRIALS = 5_000  # limit of parts that are tried; then the part found so far is used
 _ATOMS = (
     int,
     float,
@@ -34,11 +35,12 @@ _ATOMS = (
 _CALLED = (types.FunctionType, types.MethodType, functools.partial)
 TOO_DEEP = "an object that is nested too deeply"
 
-WhyNot = Callable[[object], "Exception | None"]  # None: this part can be pickled
+# Returns None for a part that can be pickled.
+WhyNot = Callable[[object], "Exception | None"]
 
 
 class NotToTravel(pickle.PicklingError):
-    """An object that could be pickled, but must not travel; `what` describes it in words."""
+    """An object that could be pickled, but must not be sent; `what` describes it."""
 
     def __init__(self, value: object, what: str) -> None:
         super().__init__(f"{what} must not travel")
@@ -47,7 +49,7 @@ class NotToTravel(pickle.PicklingError):
 
 @dataclass(frozen=True, kw_only=True)
 class ValuePart:
-    """A part of a value: an expression that leads to it, and the function that uses it ("" outside of any)."""
+    """A part of a value: an expression for it, and the function that uses it ("" if none)."""
 
     owner: str
     path: str
@@ -56,7 +58,7 @@ class ValuePart:
 
 @dataclass(frozen=True, kw_only=True)
 class UnpicklablePart:
-    """The smallest part that can't be pickled, what it is in words, and what pickle said."""
+    """The smallest part that can't be pickled, its description, and pickle's error."""
 
     part: ValuePart
     what: str
@@ -74,7 +76,7 @@ class UnpicklablePart:
 
     @property
     def detail(self) -> str:
-        """What pickle said, in parentheses; "" for a kind of which we know more than pickle does."""
+        """Pickle's error in parentheses; "" if `describe` has a better explanation."""
         return (
             ""
             if is_known(self.part.value)
@@ -87,15 +89,15 @@ def find(
 ) -> UnpicklablePart:
     """Return the smallest part of `value` that can't be pickled. Pickling `value` raised `error`.
 
-    `name` is what to call the value itself.
+    `name` is the name of the value itself.
     """
     part = ValuePart(owner="", path=name, value=value)
-    # The objects too: an id is used again once its object is gone.
+    # The objects too: an id is reused once its object is gone.
     tried: dict[int, object] = {id(value): value}
     while not is_known(part.value):
         if isinstance(error, NotToTravel) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
-        # Of a chain of objects the first one is named: no link is worse than the next.
+        # In a chain of objects the first one is named, because all are equally at fault.
         is_data = not isinstance(part.value, _CALLED)
         is_named = part.owner or name != "the call"
         if "recursion" in str(error) and is_data and is_named:
@@ -110,7 +112,7 @@ def find(
 def _unpicklable_child(
     part: ValuePart, tried: dict[int, object], why_not: WhyNot
 ) -> tuple[ValuePart, Exception] | None:
-    """Return the first part of a part that can't be pickled, and why; None where there is none, or time is up."""
+    """Return the first part of a part that can't be pickled, and why; None for none, or at the limit of trials."""
     for child in parts(part):
         if is_atom(child.value) or id(child.value) in tried:
             continue
@@ -124,12 +126,12 @@ def _unpicklable_child(
 
 
 def is_atom(value: object) -> bool:
-    """Whether a value is of a kind that has no parts, and that can always be pickled."""
+    """Whether a value has no parts, and can always be pickled."""
     return isinstance(value, _ATOMS)
 
 
 def parts(part: ValuePart) -> Iterator[ValuePart]:
-    """Yield what a value is made of."""
+    """Yield the parts of a value."""
     value = part.value
     if isinstance(value, types.FunctionType):
         for name, used in captured(value):
@@ -162,7 +164,7 @@ def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
 
 
 def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield name and value of what a function has for itself: variables of the functions around it, and its defaults."""
+    """Yield name and value of a function's own variables: its closure and its defaults."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -176,12 +178,12 @@ def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield name and value of the variables of elsewhere that a function uses, and of its defaults."""
+    """Yield name and value of the outside variables that a function uses, and of its defaults."""
     yield from enclosed(function)
     for name in dict.fromkeys(_global_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
-    yield from vars(function).items()  # what decorators put there: __wrapped__
+    yield from vars(function).items()  # set by decorators: __wrapped__
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
@@ -194,7 +196,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def travels_by_value(value: object) -> bool:
-    """Whether a function or class goes into the pickle itself, because no module holds it under its name."""
+    """Whether a function or class is pickled by value, because no module has it under its name."""
     if not isinstance(value, (types.FunctionType, type)):
         return False
     if value.__module__ == "__main__":
@@ -230,14 +232,14 @@ def _class_parts(part: ValuePart, cls: type) -> Iterator[ValuePart]:
 
 
 def _reduced_parts(part: ValuePart) -> Iterator[ValuePart]:
-    """Yield the parts of an object that its own reduction names; nothing where that fails."""
+    """Yield the parts of an object that its own reduction returns; nothing if that fails."""
     try:
         reduced = part.value.__reduce_ex__(4)
     except Exception:  # noqa: BLE001 - whatever it raises, the object itself can't be pickled
         return
     if not isinstance(reduced, tuple):
         return
-    # What __reduce__ may return: a function, its arguments, a state, items of a list, pairs of a dict.
+    # The values that __reduce__ may return: a function, its arguments, a state, items of a list, pairs of a dict.
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
     makes_instance = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
     for arg in args[1:] if makes_instance else args:
@@ -261,13 +263,13 @@ _MODULE_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 def below(part: ValuePart, step: str, value: object) -> ValuePart:
-    """Return the part one step down; `model._modules['fc']` reads `model.fc`."""
+    """Return the part one step down; `model._modules['fc']` becomes `model.fc`."""
     return ValuePart(
         owner=part.owner, path=_MODULE_TABLES.sub(r".\1", part.path + step), value=value
     )
 
 
-# What a part is, in words. Known kinds are not taken apart any further: their insides mean nothing to their user.
+# Descriptions of parts. Known types are not taken apart further, because their internals mean nothing to the user.
 
 _KINDS = {
     "_thread.lock": "a lock",
@@ -297,12 +299,12 @@ _KINDS = {
 
 
 def is_known(value: object) -> bool:
-    """Whether a value is of a kind that has a name of its own in `describe`."""
+    """Whether `describe` has a special name for a value's type."""
     return _kind(value) is not None
 
 
 def describe(value: object) -> str:
-    """Say what a value is, with its article: `a lock`, `a torch.compile function`, `a my.module.Class`."""
+    """Return a description of a value, with its article: `a lock`, `a torch.compile function`, `a my.module.Class`."""
     known = _kind(value)
     if known is not None:
         return known

@@ -55,6 +55,13 @@ _CURES = (
         ),
     ),
     (
+        re.compile(r"Default process group has not been initialized"),
+        (
+            "This rank had no process group yet. Call torch.distributed.init_process_group() at the start of the function that "
+            "the ranks run."
+        ),
+    ),
+    (
         re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE),
         (
             "The port is taken on {host}, by another program or by a second process group on the same port. Leave MASTER_ADDR "

@@ -7,11 +7,12 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import inspect
 import linecache
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
@@ -41,7 +42,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
 
     `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
     is because the notebook is not a rank; `UsageError` where argparse ended the cell, where the call needs a name that is
-    nowhere, and, before any of them has run, where the call takes what has to be made on each rank.
+    nowhere or has arguments that don't fit, and, before any of them has run, where the call takes what has to be made on each rank.
     """
     _reject_made_here(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)
@@ -60,6 +61,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
         _show_from(error.__traceback__, error, shell)
         raise
     _reject_names(plan, {*shell.user_ns, *dir(builtins), "__file__"})
+    _reject_arguments(plan, shell.user_ns)
     if effects:
         print(f"! {notebook_effects.note(effects)}")
 
@@ -125,6 +127,26 @@ def _reject_names(plan: CellPlan, known: Collection[str]) -> None:
                 f"line {lineno}: {name} is not defined, and the call needs it; nothing was started.",
                 f"Did you mean {close[0]}?" if close else "",
             )
+
+
+def _reject_arguments(plan: CellPlan, namespace: Mapping[str, object]) -> None:
+    """Raise `UsageError` where the arguments don't fit the cell's function: each rank would raise TypeError."""
+    call = plan.call.value if isinstance(plan.call, ast.Await) else plan.call
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return
+    function = namespace.get(call.func.id)
+    keywords = {one.arg: one.value for one in call.keywords if one.arg is not None}
+    is_open = len(keywords) < len(call.keywords) or any(
+        isinstance(one, ast.Starred) for one in call.args
+    )
+    if is_open or not isinstance(function, FunctionType):
+        return
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(*call.args, **keywords)
+    except TypeError as error:
+        raise UsageError(
+            f"line {call.lineno}: `{ast.unparse(call)}` does not fit the function: {error}; nothing was started."
+        ) from None
 
 
 def note_library_changes(

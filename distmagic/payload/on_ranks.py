@@ -29,12 +29,13 @@ from distmagic.request.notebook_effects import ENVIRON, acts, dotted
 
 # Without one of these a text need not be parsed.
 _WORDS = re.compile(
-    rb"environ\b|putenv|unsetenv|load_dotenv|run_line_magic|spawn|start_processes"
+    rb"environ\b|putenv|unsetenv|load_dotenv|run_line_magic|spawn|start_processes|notebook_launcher|ddp_"
 )
 _UNKNOWN = ""  # the name of an import that its text doesn't show
 _IMPORTERS = ("import_module", "__import__")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
+_STRATEGY = re.compile("ddp_(notebook|spawn|fork)")  # of Lightning
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
 
@@ -146,18 +147,29 @@ def look(
 
 
 def _started_by(node: ast.AST, label: str) -> str:
-    """Return a notice for a call that starts ranks: torch's `mp.spawn`, by its module's usual names or by `nprocs`."""
+    """Return a notice for a call that starts ranks itself, "" for any other.
+
+    They are torch's `mp.spawn`, by its module's usual names or by `nprocs`, accelerate's `notebook_launcher`, and those
+    strategies of Lightning that start processes.
+    """
     if not isinstance(node, ast.Call):
         return ""
-    before, _, last = dotted(node.func).rpartition(".")
-    has_ranks = any(one.arg == "nprocs" for one in node.keywords)
-    if last not in _STARTERS or not (before in _OF_TORCH or has_ranks):
-        return ""
+    starter = dotted(node.func)
+    before, _, last = starter.rpartition(".")
+    given = {one.arg: one.value for one in node.keywords}
+    strategy = getattr(given.get("strategy"), "value", None)
     function = ast.unparse(node.args[0]) if node.args else "train"
+    if last == "notebook_launcher":
+        cure = f"{function}(...)"
+    elif isinstance(strategy, str) and _STRATEGY.match(strategy):
+        starter, cure = f'strategy="{strategy}"', 'strategy="ddp"'
+    elif last in _STARTERS and (before in _OF_TORCH or "nprocs" in given):
+        cure = f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks'
+    else:
+        return ""
     return (
-        f"{label}, line {node.lineno} starts ranks of its own ({dotted(node.func)}). torchrun has started them already, and "
-        "process groups of other processes hang. Write in its place "
-        f'{function}(int(os.environ["RANK"]), ...), with int(os.environ["WORLD_SIZE"]) for the number of ranks.'
+        f"{label}, line {node.lineno} starts ranks of its own ({starter}). torchrun has started them already, and "
+        f"process groups of other processes hang. Write in its place {cure}."
     )
 
 

@@ -450,6 +450,37 @@ def test_a_name_of_the_call_that_is_nowhere_fails_here_and_asks_no_host(
     assert lab.session.log == []
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "train()",
+        "run = train(1, 2, 3)",
+        "train(1, lr=0.1, epochz=3)",
+        "await load(1)",
+    ],
+)
+def test_arguments_that_do_not_fit_fail_here_and_start_nothing(lab, call, golden):
+    lab.value("def train(model, *, lr=0.1): pass\nasync def load(): pass")
+    error = lab.error(f"%%distributed\n{call}")
+    assert isinstance(error, UsageError)
+    golden(error)
+    assert "launch" not in lab.session.log
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["train(*args)", "train(**kw)", "wrapped(1)", "Kind(1)", "(lambda n: n)(1)"],
+)
+def test_arguments_that_may_fit_are_left_to_python(lab, call):
+    lab.value(
+        "import functools\nargs, kw = (1,), {'n': 1}\ndef train(n): return n\n"
+        "class Kind:\n    def __init__(self, n): self.n = n\n"
+        "@functools.wraps(lambda: 0)\ndef wrapped(n): return n"
+    )
+    lab.value(f"%%distributed\n{call}")
+    assert lab.session.log[-1] == "launch"
+
+
 def test_a_name_of_the_call_that_is_nowhere_fails_before_the_cells_own_lines_run(lab):
     cell = "began = 1\nfor n in range_of:\n    began += n\nfitt(began)"
     lab.shell.user_ns["range_of"] = [1, 2]

@@ -100,7 +100,12 @@ STARTS = {
     "start_processes": 'mp.start_processes(main, nprocs=2, start_method="fork")',
     "in a function": "def run():\n    mp.spawn(main, nprocs=torch.cuda.device_count())",
 }
+STARTS_BY_A_LIBRARY = {
+    'strategy="ddp"': 'trainer = L.Trainer(devices=2, strategy="ddp_notebook")',
+    "main(...)": "accelerate.notebook_launcher(main, (1,), num_processes=2)",
+}
 STARTS_NOT = {
+    "a strategy": 'L.Trainer(strategy="ddp")',
     "numpy's": "children = rng.spawn(2)",
     "pexpect's": 'child = pexpect.spawn("ls")',
     "a pool": 'mp.get_context("spawn").Pool(2)',
@@ -115,6 +120,14 @@ def test_a_program_that_starts_ranks_itself_is_named_with_the_call_to_write(name
     if notice:
         assert f"train.py, line {text.count(chr(10)) + 2} " in notice
         assert 'main(int(os.environ["RANK"]), ...)' in notice
+
+
+@pytest.mark.parametrize("cure", STARTS_BY_A_LIBRARY)
+def test_a_library_that_starts_ranks_itself_is_named_with_what_to_write(cure):
+    text = STARTS_BY_A_LIBRARY[cure]
+    notice = on_ranks.look([("Cell In[1]", text, None)]).notice
+    assert notice.startswith("Cell In[1], line 1 starts ranks of its own")
+    assert notice.endswith(f"Write in its place {cure}.")
 
 
 def may_be_loaded(payload):

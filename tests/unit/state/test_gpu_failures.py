@@ -75,6 +75,7 @@ def test_the_error_of_the_run_says_it_too(kind, message, golden):
         "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
         "NameError: name 'dist' is not defined",
+        "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
         "ValueError: name 'model' is not defined",
         "TimeoutError: my own timed out",
     ],

@@ -1,4 +1,4 @@
-"""How fast hosts are together: a rank on each, and pairs of them that do one collective at the same time as all others."""
+"""Measures the network between hosts: one rank on each, and pairs of ranks that run a collective at the same time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_SMALL, _LARGE = 2, 2 << 20  # numbers of four bytes each
+_SMALL, _LARGE = 2, 2 << 20  # elements of four bytes each
 _LARGE_ON_GPUS = 16 << 20
 _SMALL_TIMES, _LARGE_TIMES = 30, 5
 
 Measured = tuple[
     int, float, float
-]  # the other rank, seconds of 8 bytes, bytes a second
+]  # the other rank, seconds for 8 bytes, bytes per second
 
 
 def measure() -> list[Measured]:
-    """Return what this rank has measured with each other one of its pairs, in the run's own kind of process group."""
+    """Return this rank's measurements with the other rank of each of its pairs, in the run's kind of process group."""
     import torch
     import torch.distributed as dist
 
@@ -45,7 +45,7 @@ def measure() -> list[Measured]:
 
 
 def _best_s(dist: Any, tensor: Any, group: Any, times: int) -> float:
-    """Return the shortest of so many times: what else runs there makes the others longer."""
+    """Return the shortest of `times` measurements: other programs make some of them longer."""
     wait: Callable[[], object] = lambda: None  # noqa: E731
     if tensor.is_cuda:
         import torch
@@ -62,13 +62,14 @@ def _best_s(dist: Any, tensor: Any, group: Any, times: int) -> float:
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """Return pairs of ranks, in rounds in which no rank is twice: enough that each has several others, not all of many.
+    """Return pairs of ranks, in rounds in which no rank occurs twice: each rank meets several others, not all if there
+    are many.
 
-    All sit around a table, the first one stays, and the others move on by one place each round.
+    As at a round table, the first rank stays, and the others move on by one seat each round.
     """
     seats = [*range(size)]
     if size % 2:
-        seats.append(-1)  # who sits across from it has a rest
+        seats.append(-1)  # the rank opposite has a pause
     count = len(seats)
     most = min(count - 1, max(3, math.ceil(math.log2(max(size, 2))) + 1))
     found = []

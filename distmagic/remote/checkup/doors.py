@@ -1,12 +1,13 @@
-"""Whether hosts can dial each other: doors that other hosts knock on for a moment, at the addresses and ports of a run.
+"""Tests whether hosts can connect to each other, at the addresses and ports of a run. A "door" is a listening test
+port.
 
-A door opens only to its own secret, answers with a hash of that, and has no other use. All doors close when they are asked
-to, with the conversation, and when nobody has come for `LIFE_S`. No torch is needed, and nothing is written.
+A door only answers a visitor that sends its secret, with a hash of it. All doors close on request, with the
+conversation, and after `LIFE_S` without a visitor. They need no torch and write nothing.
 
-    open     its answer came, after more bytes than fit into one packet
-    half     it takes a small packet, and no large one
-    refused, silent, no route, no name    as the kernel says it, or does not
-    another  something answered that is not this door
+    open     it answered, after more bytes than fit into one packet
+    half     it receives small packets, but no large ones
+    refused, silent, no route, no name    the kernel's error, or a timeout
+    another  another program answered
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import socket
 from distmagic.remote.system import threads
 from distmagic.remote.wire.parts import HostDoor
 
-LIFE_S = 120.0  # longer than the slowest host may take to answer
+LIFE_S = 120.0  # longer than the slowest host takes to answer
 _PATIENCE_S = 1.5  # for a connection: one packet of it may be lost
 _ANSWER_S = 5.0  # for an answer over a connection: the other end may be busy
-_LOAD = bytes(9000)  # more than one packet, also of jumbo frames
-_AT_ONCE = 64  # doors that are tried at the same time
-_MOST_GUESTS = 1000  # of one door
+_LOAD = bytes(9000)  # more than one packet, even with jumbo frames
+_AT_ONCE = 64  # doors that are tested at the same time
+_MOST_GUESTS = 1000  # limit of visitors of one door
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -42,7 +43,7 @@ def _received(sock: socket.socket, size: int) -> bytes:
 
 
 class Doors:
-    """Listens on ports of one own address. `ports` are those that it could take, 0 for any other."""
+    """Listens on ports of one own address. `ports` are those that were available, 0 for the others."""
 
     def __init__(self, address: str, ports: tuple[int, ...], secret: str) -> None:
         self._secret = secret
@@ -62,7 +63,7 @@ class Doors:
         self._threads = [threads.begin("doors", self._open, one) for one in self._listeners]  # fmt: skip
 
     def close(self) -> None:
-        """Close all; nothing listens any more when this returns."""
+        """Close all; returns when nothing listens any more."""
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # it has closed by itself
                 listener.shutdown(socket.SHUT_RDWR)
@@ -70,10 +71,11 @@ class Doors:
             thread.join()
 
     def _open(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError), listener:  # its time is over, or it is shut
+        with contextlib.suppress(OSError), listener:
+            # Its time is over, or it was closed.
             for _ in range(_MOST_GUESTS):
                 guest, _ = listener.accept()
-                guest.settimeout(2 * _ANSWER_S)  # who knocks gives up first
+                guest.settimeout(2 * _ANSWER_S)  # the visitor gives up first
                 threads.begin("guest", self._answer, guest)
 
     def _answer(self, guest: socket.socket) -> None:
@@ -86,7 +88,7 @@ class Doors:
 
 
 def knock(doors: tuple[HostDoor, ...]) -> tuple[str, ...]:
-    """Return what is behind each door."""
+    """Return the result for each door."""
     answers = [""] * len(doors)
 
     def try_one(index: int) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with this host, for the doctor: looked at in some milliseconds, and nothing is changed."""
+"""Reads data about this host for the doctor, in some milliseconds and without changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD_CHARS = 200
 
 
 def examine(packages: tuple[str, ...]) -> protocol.Examined:
-    """Return what can be wrong with this host, and the versions of these packages, as the interpreter would import them."""
+    """Return the doctor's data about this host, and the versions of these packages for this interpreter."""
     hostname = socket.gethostname()
     variables = {}
     for name, value in os.environ.items():
@@ -68,7 +68,7 @@ def _limit(value: int) -> int:
 
 
 def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
-    """Return small files of the kernel, in order, with what stands in those that can be read."""
+    """Return small files of the kernel, in order, with the content of the readable ones."""
     found = []
     for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _shm_bytes() -> int:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the version of each package, by the names of the folders in which installers note them."""
+    """Return the version of each package, from the names of its metadata folders."""
     wanted = {_normal(name): name for name in packages}
     found = dict.fromkeys(packages, "")
     for folder in sys.path:

@@ -1,4 +1,4 @@
-"""What NVIDIA's library tells of each GPU that a run should know before it begins. Nothing is changed, no device is used."""
+"""Reads from NVML data about each GPU that matter before a run. Nothing is changed, no device is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distmagic.remote.wire.protocol import GpuHealth
 _TEXT_BYTES = 96
 _MOST_HOLDERS = 64
 _UNCORRECTED, _SINCE_DRIVER = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
-# Of nvmlClocksEventReasons. That a limit of power is reached is usual for a GPU that works.
+# From nvmlClocksEventReasons. Reaching a power limit is normal for a working GPU.
 _SLOWED = (
     (0x40, "heat (hardware)"),
     (0x20, "heat"),
@@ -43,7 +43,7 @@ class _Holder(ctypes.Structure):
 
 
 def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
-    """Return the driver's version, the highest CUDA that it takes, and each GPU; "", "" and () where there is no driver."""
+    """Return the driver's version, its highest CUDA version, and each GPU; "", "" and () without a driver."""
     with facts.open_nvml() as nvml:
         if nvml is None:
             return "", "", ()
@@ -65,7 +65,7 @@ def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
 
 
 def _ask(nvml: Any, name: str, *arguments: object) -> bool:
-    """Return whether the library has this function, and it succeeds."""
+    """Return whether the library has this function, and the call succeeds."""
     function = getattr(nvml, name, None)
     return function is not None and function(*arguments) == 0
 
@@ -103,7 +103,7 @@ def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
 
 
 def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
-    """Return the processes that have memory of a GPU: number and name, as far as this user sees them."""
+    """Return the processes that use memory of a GPU: pid and name, as far as visible to this user."""
     count = ctypes.c_uint(_MOST_HOLDERS)
     table = (_Holder * _MOST_HOLDERS)()
     name = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -114,13 +114,13 @@ def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
         try:
             program = Path(f"/proc/{process.pid}/comm").read_text().strip()
         except OSError:
-            program = ""  # of another container
+            program = ""  # in another container
         found.append(f"{process.pid} {program}".strip())
     return tuple(found)
 
 
 def last_xid() -> str:
-    """Return the last fault of a GPU in the kernel's log: its place and number; "" for none, or where nobody may read it."""
+    """Return the last GPU fault (Xid) in the kernel's log: place and number; "" for none, or an unreadable log."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -132,7 +132,7 @@ def last_xid() -> str:
             left -= len(line) or left
             if found := _XID.search(line):
                 last = f"{found[2].decode()} ({found[1].decode(errors='replace')})"
-    except OSError:  # its end, or a line that was overwritten meanwhile
+    except OSError:  # the end, or a line that was overwritten meanwhile
         pass
     finally:
         os.close(log)

@@ -1,7 +1,4 @@
-"""The process that is torchrun: it calls torch's own parser and launcher, and reports to the agent how ranks failed.
-
-`environment` is called in the agent, `main` and all below it in the new process.
-"""
+"""The process that runs torchrun: it calls torch's own parser and launcher, and reports failed ranks to the agent."""
 
 from __future__ import annotations
 
@@ -24,13 +21,14 @@ from distmagic.remote.training import import_hooks
 from distmagic.remote.wire import protocol
 
 _FOR_EVER_S = 10**6
-_MONITOR_S = 0.02  # between two looks of torchrun at its ranks
-_ENDPOINT_S = 3.0  # to wait until the lead listens
+_MONITOR_S = 0.02  # pause between two checks of ranks by torchrun
+_ENDPOINT_S = 3.0  # time limit for the lead to listen
 _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
-# Libraries take these for a rank's own, and they are those of the one task in whose step all ranks of a node are.
+# Libraries would take these variables for the rank's own, but they belong to the task whose step contains all ranks of
+# a node.
 _OF_A_TASK = (
-    "DISTMAGIC_SECRET",  # of the nodes of a job: it is no rank's business
+    "DISTMAGIC_SECRET",  # it authenticates the nodes of a job, not ranks
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS",
     "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT",
 )  # fmt: skip
@@ -50,7 +48,8 @@ def environment(
 ) -> dict[str, str]:
     """Return torchrun's environment: the host's own without variables that would mislead torchrun, and the job's.
 
-    Its parent is the process that calls this. `folder` is the node's directory of logs and results, `run_dir` that of its sockets.
+    The caller's process is its parent. `folder` is the node's directory of logs and results, `run_dir` that of its
+    sockets.
     """
     own = {}
     for name, value in host.items():
@@ -74,12 +73,12 @@ def environment(
 
 
 def main(argv: list[str]) -> None:
-    """Run `torchrun` with these arguments; exit 1 after ranks have failed, as torchrun does.
+    """Run `torchrun` with these arguments; exit with 1 after ranks have failed, as torchrun does.
 
-    In a process that was forked from a template, ranks are forked too, unless this version of torch starts them in a way
-    that is unknown here.
+    In a process that was forked from a template, ranks are forked too, unless this version of torch starts them in an
+    unknown way.
     """
-    # The agent may have been killed while this process began.
+    # The agent may have been killed while this process started.
     processes.die_with_parent(int(_from_agent("agent_pid")))
     # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
     fork_server = (
@@ -100,10 +99,10 @@ def main(argv: list[str]) -> None:
     # torchrun would make a directory in /tmp and leave it there.
     args.log_dir = os.path.join(os.path.dirname(_from_agent("socket")), "torchrun")
     os.mkdir(args.log_dir, 0o700)
-    # The agent ends ranks that take too long. Earlier versions of torch have 30 s.
+    # The agent ends ranks that take too long. Earlier versions of torch wait 30 s.
     if "shutdown_timeout" in args:
         args.shutdown_timeout = _FOR_EVER_S
-    # With c10d each look asks the store, which is on another host.
+    # With c10d each check asks the store, which is on another host.
     if args.rdzv_backend == "static":
         args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
     _await_endpoint(_from_agent("endpoint"))
@@ -131,13 +130,14 @@ def main(argv: list[str]) -> None:
 
 
 def simplify_logs() -> None:
-    """Log exceptions without torch's formatter, and drop one message about torchrun's last barrier.
+    """Log exceptions without torch's formatter, and drop one message about torchrun's final barrier.
 
-    The formatter imports torch's compiler, which takes seconds and leaves a directory in /tmp. The message says that the
-    lead was gone before this node had passed the barrier. That is normal: the last node to arrive lets the lead exit, and
-    asks it once more.
+    The formatter imports torch's compiler, which takes seconds and leaves a directory in /tmp. The message reports that
+    the lead was gone before this node had passed the barrier. That is normal: the last node to arrive lets the lead
+    exit, and then asks it once more.
     """
-    import logging  # here, because the agent imports this file too and needs no logging
+    # Here, because the agent also imports this file and needs no logging.
+    import logging
 
     make = logging.getLogRecordFactory()
     plain = logging.Formatter()
@@ -157,12 +157,11 @@ def simplify_logs() -> None:
 
 
 def follow_rounds(*, is_elastic: bool) -> None:
-    """Have ranks know in which round of the rendezvous they were started; repeat a round that failed in an elastic job.
+    """Pass the number of the rendezvous round to ranks, and repeat a round that failed in an elastic job.
 
-    Without that torchrun ends when a node is lost in the middle of a round: a node that has joined, and is gone before
-    it has announced its number of ranks, lets the others wait for the store's `read_timeout`, which raises
-    DistStoreError (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and `RendezvousStoreInfo.build`
-    before it).
+    Otherwise torchrun ends if a node is lost during a round. A node that has joined but is gone before it announces its
+    number of ranks makes the others wait for the store's `read_timeout`, which raises DistStoreError (torch 2.13:
+    `_assign_worker_ranks` in elastic/agent/server/api.py, and `RendezvousStoreInfo.build` before it).
     """
     import logging
 
@@ -183,7 +182,7 @@ def follow_rounds(*, is_elastic: bool) -> None:
                 # torchrun starts the ranks after this, with this process's environment.
                 for_ranks = json.loads(os.environ["DISTMAGIC_WORKER"])
                 holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
-                # 0 where this torch keeps it elsewhere.
+                # 0 if this torch stores it elsewhere.
                 state = getattr(holder, "state", None)
                 for_ranks["round"] = int(getattr(state, "round", 0))
                 os.environ["DISTMAGIC_WORKER"] = json.dumps(for_ranks)
@@ -193,7 +192,7 @@ def follow_rounds(*, is_elastic: bool) -> None:
 
 
 def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
-    """Have torchrun fork its ranks, if this torch starts them by the method that the fork server replaces."""
+    """Make torchrun fork its ranks, if this torch starts them by the method that the fork server replaces."""
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import (
             subprocess_handler,
@@ -208,7 +207,7 @@ def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
 
 
 def _await_endpoint(endpoint: str) -> None:
-    """Wait until the lead listens. torch's store would find out later: its pauses grow, the first is half a second."""
+    """Wait until the lead listens. torch's store would notice later: its pauses grow from half a second."""
     address, _, port = endpoint.partition(" ")
     end = time.monotonic() + _ENDPOINT_S
     while port and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""How an agent starts torchrun: by exec, or by fork where the agent itself comes from a template."""
+"""Starts torchrun for an agent: by exec, or by fork if the agent itself comes from a template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distmagic.remote.system import processes
 def start_engine(
     torchrun: Sequence[str], cwd: str, env: dict[str, str], umask: int
 ) -> tuple[int, int, int]:
-    """Start torchrun with these flags, in a session of its own, with the user's `umask`.
+    """Start torchrun with these flags, in its own session, with the user's `umask`.
 
-    Return its pid, and the reading ends of its stdout and stderr. Raises OSError where it can't be started.
+    Return its pid, and the reading ends of its stdout and stderr. Raises OSError if it can't be started.
     """
     argv = [*torchrun, sys.path[0], "worker"]
     out, out_writing = os.pipe()

@@ -1,16 +1,17 @@
-"""How a forked process becomes like a new one: its stack, signals, streams, variables, descriptors, and its end.
+"""Resets a forked process to the state of a new one: its stack, signals, streams, variables, descriptors, and its end.
 
-    run    --calls-->                     act of the template
-    act    --calls-->  ...  --calls-->    fork(child's act)
+    run    --calls-->                     the template's function
+    act    --calls-->  ...  --calls-->    fork(child's function)
     fork   --in the parent-->             returns the child's pid
     fork   --in the child-->              raises `BecomeChild`, which unwinds the parent's whole stack up to `run`
-    run    --in the child, calls-->       child's act
+    run    --in the child, calls-->       child's function
 
-So the child keeps no frame and no handler of its parent; `reset_process` then replaces descriptors, streams and
-variables, and `exit_like_python` ends the process. Two things stay the parent's: the seed of string hashes, and the
-modules that it had loaded, which are frozen, so that the garbage collector does not look at them.
+So the child keeps no frame and no handler of its parent. `reset_process` then replaces descriptors, streams and
+variables, and `exit_like_python` ends the process. Two things remain from the parent: the hash seed, and its loaded
+modules, which are frozen to exclude them from garbage collection.
 
-`with` and `finally` blocks between `run` and `fork` run in the child too. Each must compare pids where it removes files.
+`with` and `finally` blocks between `run` and `fork` also run in the child. Those that remove files must compare pids
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-# Functions `rank_zero_only`, of Lightning and of its metrics, and the variable from which they have their rank.
+# The functions `rank_zero_only` of Lightning and of its metrics, and the variable from which they read their rank.
 _NOTES_RANK = {
     "lightning_utilities.core.rank_zero": "RANK",
     "torchmetrics.utilities.prints": "LOCAL_RANK",
@@ -35,7 +36,10 @@ _NOTES_RANK = {
 
 
 class BecomeChild(BaseException):
-    """Raised in a child by `fork` and caught by `run`, which then calls `act`. No `except Exception` stops it."""
+    """Raised in a child by `fork`, and caught by `run`, which then calls `act`.
+
+    `except Exception` does not catch it.
+    """
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
@@ -43,21 +47,22 @@ class BecomeChild(BaseException):
 
 
 class _Inherited:
-    """What imports changed in the template: descriptors that libraries opened, variables that they set."""
+    """Changes by imports in the template: descriptors that libraries opened, variables that they set."""
 
     is_warm = False  # whether this process comes from a template
     descriptors: frozenset[int] = frozenset()
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
     before: dict[str, str] = {}  # noqa: RUF012 - all that it had before
-    modules: frozenset[str] = frozenset()  # names of all that were loaded
-    asked_for: frozenset[str] = frozenset()  # by the texts of jobs or by a setting
+    modules: frozenset[str] = frozenset()  # names of all loaded modules
+    # Requested by the texts of jobs or by a setting.
+    asked_for: frozenset[str] = frozenset()
 
 
 inherited = _Inherited()
 
 
 def run(act: Callable[[], None]) -> None:
-    """Call `act`. A child that is forked by `fork` anywhere below comes back here and calls its own act."""
+    """Call `act`. A child forked by `fork` anywhere below returns to this function and calls its own function."""
     while True:
         try:
             act()
@@ -65,17 +70,17 @@ def run(act: Callable[[], None]) -> None:
             act = become.act
         else:
             return
-        # Files and sockets of the parent that hang in reference cycles close their descriptors now. Later they might
-        # close a number that the child has opened anew.
+        # Files and sockets of the parent in reference cycles close their descriptors now. Later they could close a
+        # descriptor that the child has opened.
         gc.collect()
 
 
 def fork(act: Callable[[], None]) -> int:
-    """Fork. Return the child's pid in the parent. The child raises `BecomeChild`, so that `run` calls `act` there.
+    """Fork. Return the child's pid in the parent. The child raises `BecomeChild`, so that `run` calls `act`.
 
-    The child has the default handling of every signal. Raises OSError where the system allows no more processes.
+    The child has the default handling of every signal. Raises OSError if the system allows no more processes.
     """
-    # No signal may reach the child while it still has the parent's handlers.
+    # No signal may reach the child while it has the parent's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -104,16 +109,16 @@ def reset_process(
     cwd: str = "",
     keep: Iterable[int] = (),
 ) -> None:
-    """Give this process a session of its own, and these variables, standard streams and working directory.
+    """Give this process its own session, and these variables, standard streams and working directory.
 
-    `streams` are descriptors above 2. They are closed, as are all others except `keep` and those that libraries opened in
-    the template. Raises OSError for a bad `cwd`.
+    `streams` are descriptors above 2. They are closed, as are all others except `keep` and those that libraries opened
+    in the template. Raises OSError for a bad `cwd`.
     """
     os.setsid()
     for target, source in enumerate(streams):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
-    # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones hold data of the parent.
+    # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones have buffered data of the parent.
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         mode = "r" if fd == 0 else "w"
@@ -137,17 +142,17 @@ def reset_process(
 
 
 def close_descriptors(keep: Iterable[int]) -> None:
-    """Close all descriptors but the standard streams and `keep`."""
+    """Close all descriptors except the standard streams and `keep`."""
     kept = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
-            # That of the listing itself is closed by now.
+            # The descriptor of the listing itself is closed by now.
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
 
 def reseed() -> None:
-    """Seed all random generators from the system, as a new process does. CUDA does that itself at its first use."""
+    """Seed all random generators from the system, as in a new process. CUDA does that itself on first use."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -158,7 +163,7 @@ def reseed() -> None:
 
 
 def mend_rank(env: Mapping[str, str]) -> None:
-    """Correct what packages of the template have noted as their rank; in a new process they note it at their import."""
+    """Correct the rank that packages of the template have stored; in a new process they read it on import."""
     for name, variable in _NOTES_RANK.items():
         function = getattr(sys.modules.get(name), "rank_zero_only", None)
         if function is not None and hasattr(function, "rank"):
@@ -166,16 +171,16 @@ def mend_rank(env: Mapping[str, str]) -> None:
 
 
 def exit_like_python(act: Callable[[], None]) -> NoReturn:
-    """Call `act` as a main program, then end this process as Python ends: threads, atexit, flush, exit code.
+    """Call `act` as a main program, then end this process as Python does: threads, atexit, flush, exit code.
 
-    In one respect it differs. Modules that the template had loaded are not torn down, which would cost each rank a copy
-    of the template's memory. Those that were loaded later are cleared, so that their open files are written.
+    One thing differs: modules that the template had loaded are not torn down, because that would cost each rank a copy
+    of the template's memory. Modules loaded later are cleared, so that their open files are written.
     """
     code = 0
     try:
         act()
     except BecomeChild:
-        raise  # this is a child that was forked within `act`: `run` is to go on with it
+        raise  # this is a child that was forked inside `act`: `run` continues with it
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             code = (stop.code or 0) & 0xFF
@@ -190,7 +195,8 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - an interrupt while a thread is waited for
         sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()  # noqa: SLF001
-    if threading.active_count() == 1:  # else a daemon thread may still use the modules
+    if threading.active_count() == 1:
+        # Otherwise a daemon thread may still use the modules.
         _clear_modules()
     os._exit(code if _are_flushed() else 120)
 
@@ -208,9 +214,9 @@ def _clear_modules() -> None:
 def remember(
     before: dict[str, str], descriptors: Iterable[int], asked_for: Iterable[str] = ()
 ) -> None:
-    """Note in the template what its imports changed: the environment since `before`, and these new `descriptors`.
+    """Record in the template what its imports changed: the environment since `before`, and these new `descriptors`.
 
-    `asked_for` names what it has imported beside torch, or taken from a module.
+    `asked_for` are names that it has imported in addition to torch, or taken from a module.
     """
     inherited.is_warm = True
     inherited.asked_for = frozenset(asked_for)

@@ -1,9 +1,9 @@
-"""How nodes meet by c10d, without comparing the clocks of their hosts.
+"""Makes the c10d rendezvous independent of the hosts' clocks.
 
-torch (2.13: elastic/rendezvous/dynamic_rendezvous.py) has each node write the time of its own clock into a common state,
-and every other node compare it with the time of its clock. Where two hosts' clocks are some seconds apart, a healthy
-node counts as dead; where one is set meanwhile, nobody hears of its node any more. Here each node counts from when it
-has itself seen a time change, by a clock that nobody can set.
+In torch (2.13: elastic/rendezvous/dynamic_rendezvous.py) each node writes its clock's time into a common state, and
+every other node compares it with its own clock. If two hosts' clocks differ by some seconds, a healthy node counts as
+dead; if a clock is set meanwhile, its node seems to stop. With this module, each node counts from the moment at which
+it saw a time change, by its own monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class SteadyTime:
-    """Stands for the class `datetime` in torch's module: the time when this process began, and what has passed since."""
+    """Replaces the class `datetime` in torch's module: the start time of this process plus the elapsed time."""
 
     _began = datetime.now(timezone.utc)
     _began_s = time.monotonic()
@@ -27,12 +27,15 @@ class SteadyTime:
 
     @classmethod
     def utcnow(cls) -> datetime:
-        """Return the time in UTC without its zone, as torch 2.4 has all of its times."""
+        """Return the time in UTC without a time zone, as torch 2.4 stores all its times."""
         return cls.now().replace(tzinfo=None)
 
 
 class SeenTimes:
-    """When this node has seen the times of a common state change. They are of other clocks, and say nothing else."""
+    """When this node has seen changes of the times in a common state.
+
+    These times come from other clocks, and are not compared.
+    """
 
     def __init__(self, last_call: timedelta, now: Callable[[], datetime]) -> None:
         self._last_call = last_call
@@ -41,7 +44,7 @@ class SeenTimes:
         self._deadline: datetime | None = None
 
     def beats(self, written: dict[object, datetime]) -> dict[object, datetime]:
-        """Return for each node when its latest heartbeat was seen here, by the clock here."""
+        """Return for each node when this node saw its latest heartbeat, by its own clock."""
         now = self._now()
         self._beats = {
             node: self._beats[node]
@@ -52,7 +55,7 @@ class SeenTimes:
         return {node: seen for node, (_, seen) in self._beats.items()}
 
     def deadline(self, written: datetime | None) -> datetime | None:
-        """Return when, by the clock here, nodes that have met wait no longer for another one; None where they don't wait."""
+        """Return when, by this node's clock, nodes that have met stop waiting for another; None if they don't wait."""
         if written is None:
             self._deadline = None
         elif self._deadline is None:
@@ -61,7 +64,7 @@ class SeenTimes:
 
 
 def count_by_own_clock() -> None:
-    """Have torchrun's rendezvous count so in this process. Another version of torch is left as it is."""
+    """Make torchrun's rendezvous count this way in this process. Other versions of torch are left unchanged."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     holder: Any = getattr(dynamic_rendezvous, "_BackendRendezvousStateHolder", None)

@@ -1,7 +1,7 @@
-"""Which packages a template loads beside torch, so that ranks find them: what its jobs' texts import, and the user's setting.
+"""The packages that a template loads in addition to torch: imports in the texts of its jobs, and the user's setting.
 
-Only what an installer has put there, and only while no job runs. A package is first tried in a child. Where that could not
-be forked, or ranks could tell it from a new process, the package is refused.
+It only loads installed packages, and only while no job runs. A package is first tried in a child process. If that
+process could not be forked afterwards, or ranks could notice a difference from a new process, the package is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from distmagic.remote.system import processes
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
-MOST_BYTES = 1_500_000_000  # of memory that all packages add
-SLOW_S = 60  # for one package
+MOST_BYTES = 1_500_000_000  # memory that all packages may add
+SLOW_S = 60  # time limit for one package
 _LOADED_ANYWAY = ("distmagic", "torch", "cloudpickle", "__main__")
 _OF_A_RANK = ("SLURM_", "TORCHELASTIC_", "PET_", "PMI")
-# These name variables of a rank, and read none when they are imported, or `forking.mend_rank` corrects it in each rank.
+# These contain names of rank variables, but read none on import, or `forking.mend_rank` corrects it in each rank.
 READ_NO_RANK = (
     "torch", "torchmetrics", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning",
     "transformers", "accelerate",
@@ -39,20 +39,21 @@ _WHYS = (
 
 
 class Preloading:
-    """The packages of one template. `loaded` are there, `refused` are {package: why}."""
+    """The packages of one template. `loaded` are loaded, `refused` is {package: reason}."""
 
     def __init__(self) -> None:
         self.loaded: set[str] = set()
-        self.names: set[str] = set()  # of which modules, and what in them
+        self.names: set[str] = set()  # names of modules, and of objects in them
         self.refused: dict[str, str] = {}
         self._waiting: dict[str, set[str]] = {}  # names to import, by their package
         self._done: set[str] = set()
         self._began_bytes = _memory_bytes()
         self._tried: tuple[str, set[str]] | None = None  # a package and its names
-        self._child = 0  # that tries them, 0 when it has found nothing against them
+        # Pid of the child that tries them, 0 once it has found no problem.
+        self._child = 0
 
     def want(self, names: Iterable[str]) -> None:
-        """Load these later: modules, or what is in them (`transformers.Trainer`)."""
+        """Load these later: modules, or objects in them (`transformers.Trainer`)."""
         for name in names:
             package = name.partition(".")[0]
             is_known = name in self._done or name in sys.modules
@@ -68,7 +69,7 @@ class Preloading:
         return bool(self._waiting or self._tried)
 
     def step(self, *, is_idle: bool) -> bool:
-        """Go on with one package; return whether it was just imported here. `is_idle`: no job runs."""
+        """Continue with one package; return whether it was just imported in this process. `is_idle`: no job runs."""
         if self._child and self._tried:
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid:
@@ -101,12 +102,12 @@ class Preloading:
             why = _WHYS[code]
         if why:
             self._tried = None
-        if why and why != "is not installed":  # a module of the user's
+        if why and why != "is not installed":  # a module of the user
             self.refused[package] = why
 
 
 def _try(package: str, names: Iterable[str], began_bytes: int) -> None:
-    """Be the child, whose exit code says why the package can't be loaded."""
+    """Run the child, whose exit code is the reason why the package can't be loaded."""
     why = "is not installed"
     if is_installed(package):
         signal.alarm(SLOW_S)
@@ -117,7 +118,7 @@ def _try(package: str, names: Iterable[str], began_bytes: int) -> None:
 
 
 def is_installed(package: str) -> bool:
-    """Whether an import of this name finds a file that an installer has put there, and not one of the user's."""
+    """Whether this name imports an installed file, and not one of the user's."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(package)
     except (ImportError, AttributeError, ValueError):
@@ -132,7 +133,7 @@ def is_installed(package: str) -> bool:
 
 
 def why_not(names: Iterable[str], began_bytes: int) -> str:
-    """Import, and return why ranks could not be forked from this process then, or would differ from new ones; "" if neither."""
+    """Import, and return why ranks can't be forked from this process then, or would differ from new ones; "" if fine."""
     handlers = _handlers()
     modules = set(sys.modules)
     try:
@@ -153,8 +154,8 @@ def why_not(names: Iterable[str], began_bytes: int) -> str:
 
 
 def load(names: Iterable[str]) -> None:
-    """Import modules, and take from them what is named. Raises what the import of a package raises."""
-    # Torch is to ask NVML, and not CUDA, whether there are GPUs: a process that has asked CUDA can't be forked.
+    """Import modules, and look up the named objects in them. Raises the errors of the import."""
+    # Torch must ask NVML, not CUDA, whether there are GPUs: a process that has asked CUDA can't be forked.
     variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(variable)
     os.environ[variable] = "1"
@@ -162,7 +163,7 @@ def load(names: Iterable[str]) -> None:
         with gc_paused():
             for name in sorted(names):
                 importlib.import_module(name.partition(".")[0])
-                # It may be made at run time, or be missing in this version.
+                # It may be created at run time, or be missing in this version.
                 with contextlib.suppress(ImportError, AttributeError, ValueError):
                     pkgutil.resolve_name(name)
     finally:
@@ -173,7 +174,7 @@ def load(names: Iterable[str]) -> None:
 
 
 def _names_rank_variables(modules: Iterable[str]) -> bool:
-    """Whether the code of a module has the name of a variable that differs between ranks: it might read that at its import."""
+    """Whether a module's code contains the name of a rank variable, which it might read on import."""
     for name in modules:
         spec = getattr(sys.modules[name], "__spec__", None)
         loader: Any = getattr(spec, "loader", None)
@@ -181,7 +182,7 @@ def _names_rank_variables(modules: Iterable[str]) -> bool:
         if is_known or not hasattr(loader, "get_code"):
             continue
         waiting: list[object] = []
-        with contextlib.suppress(Exception):  # a loader of the package's own
+        with contextlib.suppress(Exception):  # a loader of the package itself
             waiting.append(loader.get_code(name))
         while waiting:
             constant = waiting.pop()
@@ -197,7 +198,10 @@ def _names_rank_variables(modules: Iterable[str]) -> bool:
 
 
 def has_one_thread() -> bool:
-    """Whether this is the only thread. OpenBLAS ends its own when the process forks, and starts them when needed."""
+    """Whether this is the only thread.
+
+    OpenBLAS ends its threads when the process forks, and restarts them when needed.
+    """
     if len(os.listdir("/proc/self/task")) > 1:
         pid = os.fork()
         if pid == 0:
@@ -207,7 +211,7 @@ def has_one_thread() -> bool:
 
 
 def _uses_gpu() -> bool:
-    """Whether CUDA was initialized: a rank that is forked then can't use it."""
+    """Whether CUDA was initialized: a forked rank could not use it."""
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):

@@ -1,7 +1,7 @@
-"""The job's mark and the role that /proc shows of a forked process, written over those of its template.
+"""Overwrites the job's mark and the role of a forked process in /proc.
 
-/proc shows the variables and the command line with which the ancestor was started, not those of now. So the template is
-started with placeholders in both, as long as any text that its children have to show.
+/proc shows the variables and the command line of the exec'ed ancestor, not the current ones. So the template is started
+with placeholders in both, as long as the longest text of its children.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from distmagic.remote.system import processes
 
 JOB_PLACEHOLDER = "-" * 64  # the value of the job's mark in the template's environment
 ROLE_PLACEHOLDER = "template"  # the template's last argument; no role has a longer name
-# Where arguments and variables begin and end in memory: fields of /proc/PID/stat, counted from the one after the name.
+# Positions of arguments and variables in memory: fields of /proc/PID/stat, counted from the one after the name.
 _ARGUMENTS, _VARIABLES = (45, 46), (47, 48)
 
 
 def show(role: str, job: str) -> None:
-    """Show this role and this job from now on.
+    """Show this role and this job in /proc from now on.
 
     Raises ValueError for texts that are too long, and in a process that does not come from a template.
     """
@@ -28,7 +28,7 @@ def show(role: str, job: str) -> None:
 
 
 def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> None:
-    """Overwrite `room` bytes with `text` and zeros: those behind the last `before`, or the very last where it is empty."""
+    """Overwrite `room` bytes with `text` and zeros: those after the last `before`, or the very last if it is empty."""
     if len(text) > room:
         raise ValueError(f"{text[:100]!r} is too long")
     with open("/proc/self/stat", "rb") as file:

@@ -1,6 +1,6 @@
-"""Forks the ranks of a warm engine: a process that the engine forks before torchrun begins, and that has one thread.
+"""Forks the ranks of a warm engine, in a process that the engine forks before torchrun starts and that has one thread.
 
-The engine itself soon has threads, sockets and signal handlers of torchrun, so ranks can't be forked from it.
+The engine itself gets threads, sockets and signal handlers of torchrun, so ranks can't be forked from it.
 
     engine            --`fork_rank`: variables, stdout and stderr-->  fork server
     fork server       --fork-->                                       middle process
@@ -8,8 +8,8 @@ The engine itself soon has threads, sockets and signal handlers of torchrun, so 
     engine            --adopts the rank, as the nearest subreaper--
     fork server       --the rank's pid-->                             engine
 
-So the rank is a child of the engine. torchrun waits for it, signals it and reads its exit code as if it had started it
-with `SubprocessHandler._popen`, which `replace_popen` replaces.
+So the rank is a child of the engine. torchrun waits for it, signals it and reads its exit code as if
+`SubprocessHandler._popen` had started it, which `replace_popen` replaces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from distmagic.remote.rank import import_paths, sources
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
-_ANSWER = struct.Struct("!I")  # a pid, 0 where there is none
+_ANSWER = struct.Struct("!I")  # a pid, 0 for a failure
 _PAUSE_S = 0.01
 
 
@@ -50,7 +50,7 @@ class RankForkServer:
     def fork_rank(self, env: dict[str, str], out: int, err: int) -> int:
         """Return the pid of a new child of this process: a rank with these variables, stdout and stderr.
 
-        Raises OSError where the host can't fork, for want of processes or memory.
+        Raises OSError if the host can't fork because it lacks processes or memory.
         """
         data = json.dumps(env).encode()
         processes.become_subreaper(yes=True)
@@ -59,7 +59,7 @@ class RankForkServer:
             self._conn.sendall(data)
             (pid,) = _ANSWER.unpack(_read(self._conn, _ANSWER.size))
         finally:
-            # Orphans that ranks leave are for the agent to adopt.
+            # The agent adopts orphans of ranks, not the engine.
             processes.become_subreaper(yes=False)
         if not pid:
             raise OSError(
@@ -69,13 +69,13 @@ class RankForkServer:
         return int(pid)
 
     def replace_popen(self, handler: Any) -> None:
-        """Have torchrun's `SubprocessHandler` fork its ranks here. Other commands are started as before."""
+        """Make torchrun's `SubprocessHandler` fork its ranks. Other commands are started as before."""
         command = (sys.executable, "-u", sys.path[0], "worker")
         start = handler._popen  # noqa: SLF001
 
         def popen(self_: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
             if tuple(args) != command:
-                return start(self_, args, env)  # with numactl in front, for example
+                return start(self_, args, env)  # for example, with numactl in front
             out = self_._stdout.fileno() if self_._stdout else 1  # noqa: SLF001
             err = self_._stderr.fileno() if self_._stderr else 2  # noqa: SLF001
             return ForkedProcess(self.fork_rank(env, out, err))
@@ -84,7 +84,7 @@ class RankForkServer:
 
 
 class ForkedProcess:
-    """A forked child, with those methods of `subprocess.Popen` that torchrun uses."""
+    """A forked child, with the methods of `subprocess.Popen` that torchrun uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -99,7 +99,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code as soon as there is one. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the end and return the exit code. Raises `subprocess.TimeoutExpired`."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -154,8 +154,8 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
         if middle == 0:
             unused = (pid_reading, pid_writing, go_writing)
             _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
-        # With this end closed, the read below sees end of file where the middle process dies before it has written, as it
-        # does when memory runs out.
+        # With this end closed, the read below gets end of file if the middle process dies before it has written, for
+        # example when memory runs out.
         os.close(pid_writing)
         pid_writing = -1
         os.waitpid(middle, 0)
@@ -181,15 +181,15 @@ def _be_rank(
 ) -> None:
     for fd in unused:
         os.close(fd)
-    # The fork server writes to `go` when the middle process has exited. Only from then on is the engine the parent; the
-    # worker asks the kernel to end it together with its parent, and must not mean the middle process.
+    # The fork server writes to `go` when the middle process has exited. Only from then on the engine is the parent; the
+    # worker asks the kernel to be killed with its parent, which must not be the middle process.
     if not os.read(go, 1):
-        # The fork server does not know this process: the middle one died before it had reported the pid.
+        # The fork server does not know this process: the middle one died before reporting the pid.
         os._exit(1)
     out, err = fds
     forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
     if _needs_exec(env):
-        # What the imports of the template have set is no variable of a new process.
+        # Variables set by imports of the template are not in a new process.
         own = dict(env)
         for name, value in forking.inherited.variables.items():
             if own.get(name) == value:
@@ -210,8 +210,8 @@ def _be_rank(
 def _needs_exec(env: dict[str, str]) -> bool:
     """Whether the rank must be started by exec after all.
 
-    So it is where CUDA was initialized before the fork, where modules of the user have the name of a package that is
-    loaded already and would hide them, and where the program sets variables that a loaded package may read at its import.
+    That is so if CUDA was initialized before the fork, if modules of the user have the name of a loaded package and
+    would hide it, and if the program sets variables that a loaded package may read on import.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""The agent's end of the gang channel: it sends and receives, journals news of peers, and says when to stop for them."""
+"""The agent's side of the heartbeats: sends and receives them, journals changes, decides when to stop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a node ends its ranks. `culprit` is the node to blame, -1 for none."""
+    """Why a node ends its ranks. `culprit` is the node that caused it, -1 for none."""
 
     reason: StopReason
     culprit: int = -1
 
 
 class GangChannel:
-    """The channel of one agent, open for as long as the agent lives. Raises OSError where no socket can be had.
+    """The heartbeats of one agent, for the agent's whole life. Raises OSError if no socket is available.
 
-    The agent calls `poll` in every turn of its loop, and reads from `gang` how the peers are.
+    The agent calls `poll` in every turn of its loop, and reads the state of peers from `gang`.
     """
 
     def __init__(
@@ -40,16 +40,17 @@ class GangChannel:
         self._journal = journal
         self._is_lead = node_rank == 0
         self._lost_after_s = membership.lost_after_s
-        self._lost: set[int] = set()  # nodes whose loss is counted
-        self._back_at: dict[int, float] = {}  # those of them that were heard again
+        self._lost: set[int] = set()  # nodes that count as lost
+        self._back_at: dict[int, float] = {}  # when heartbeats of some of them returned
         self._formations = (
-            0  # how often this node, as the lead, has asked all nodes to form anew
+            # How often this node, as the lead, has asked all nodes to restart their ranks.
+            0
         )
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
         self.gang = _gang(node_rank, membership, now)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Have every datagram wake the agent's loop, which then calls `poll`."""
+        """Let every datagram wake the agent's loop, which then calls `poll`."""
         selector.register(self._udp.socket, selectors.EVENT_READ, lambda: None)
 
     def poll(
@@ -63,12 +64,12 @@ class GangChannel:
         is_ending: bool,
         is_paused: bool = False,
     ) -> Cause | None:
-        """Receive and send. Return why this node must stop, if a peer's end or loss demands it.
+        """Receive and send datagrams. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
-        `is_detached`: this node knows that the job needs no notebook; the lead tells the others. `has_returned`: all
-        ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked to.
-        `is_paused`: one of them waits for somebody to type.
+        `is_detached`: the job needs no notebook, as far as this node knows; the lead informs the others.
+        `has_returned`: all ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked
+        to. `is_paused`: one of them waits for the user's input.
         """
         for data, address in self._udp.receive():
             self.gang.receive(data, address, now)
@@ -85,7 +86,7 @@ class GangChannel:
         if is_clear:
             own = replace(own, phase="clear")
         self.gang.announce(own, now)
-        # Each is journaled, also after the first cause.
+        # Each is journaled, even after the first cause.
         causes = [self._judge(news, now) for news in self.gang.poll(now)]
         self._udp.send(self.gang.outbox)
         for found in causes:
@@ -101,12 +102,12 @@ class GangChannel:
             self._journal.add(protocol.PeerState(node_rank=node, state=news.kind))
             if news.kind == "back":
                 self._back_at[node] = now
-            # One that has said itself that it has lost us was counted then.
+            # A peer that reported losing this node was already counted then.
             is_new = news.kind == "lost" and not is_counted
             return self._lose(node) if is_new else None
         if self._is_lead and news.reason == "lost":
-            # This member has lost us, perhaps while it was frozen: it counts as lost, once. One that was heard again speaks
-            # of the same loss until it can have noticed another one.
+            # This member has lost this node, perhaps while it was frozen: it counts as lost, once. After its heartbeats
+            # have returned, it reports the same loss until it can have noticed another one.
             if (
                 node in self._lost
                 and now - self._back_at.get(node, now) < self._lost_after_s
@@ -119,7 +120,10 @@ class GangChannel:
         return Cause(news.reason, -1 if news.culprit == NOBODY else news.culprit)
 
     def _lose(self, node_rank: int) -> Cause | None:
-        """Count a node as lost. Return a cause where the job can't go on without it; else have the others form anew."""
+        """Count a node as lost.
+
+        Return a cause if the job can't continue without it; else make the others restart their ranks.
+        """
         self._lost.add(node_rank)
         self._back_at.pop(node_rank, None)
         if not self._is_lead or self.gang.alive_count < self._min_nodes:

@@ -1,11 +1,11 @@
-"""The bytes of one datagram of the gang channel, sealed with the job's secret. Pure.
+"""The bytes of one heartbeat datagram, authenticated with the job's secret. Pure.
 
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
     returned 1 | ending 1 | paused 1 | HMAC-SHA256 32
 
-Sizes are in bytes, numbers big-endian. The secret comes over SSH and lives as long as the job. `counter` grows with every
-datagram of a sender, so that the receiver refuses a replayed one. `echo` is the highest counter that the sender has
-received from the addressee. It proves that the datagram is younger than the one it echoes, without any clock.
+Sizes are in bytes, numbers big-endian. The secret is sent over SSH and lives as long as the job. `counter` increases
+with every datagram of a sender, so that the receiver rejects a replayed one. `echo` is the highest counter that the
+sender has received from the addressee. It proves that the datagram was sent after the echoed one, without any clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
 
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
-# A datagram has the index.
+# A datagram contains the index.
 REASONS: tuple[StopReason | Literal[""], ...] = (
     "",
     *STOP_REASONS,
@@ -35,13 +35,14 @@ SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 @dataclass(frozen=True)
 class OwnState:
-    """What a node says of itself, in the order of the bytes.
+    """A node's state in its datagrams, in the order of the bytes.
 
-    `formations` counts how often the lead has asked all nodes to form anew. `phase` is one of `PHASES`. `reason` and
-    `culprit` say why it stops and which node is to blame (`NOBODY` for none). `is_detached`: the lead says that the job
-    needs no notebook any more. `has_returned`: all ranks of the sender have returned, and its torchrun waits for those of
-    other nodes; the lead says so where any node does. `is_ending`: a rank of the sender is about to end by itself, as it was
-    asked to; of the lead: a rank of any node. `is_paused`: a rank of the sender waits for somebody to type.
+    `formations` counts how often the lead has asked all nodes to restart their ranks. `phase` is one of `PHASES`.
+    `reason` and `culprit` are why it stops and which node caused it (`NOBODY` for none). `is_detached`: the job needs
+    no notebook any more, as sent by the lead. `has_returned`: all ranks of the sender have returned, and its torchrun
+    waits for those of other nodes; the lead sends whether that holds for any node. `is_ending`: a rank of the sender is
+    about to end by itself, as it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender
+    waits for the user's input.
     """
 
     formations: int = 0
@@ -56,7 +57,7 @@ class OwnState:
 
 @dataclass(frozen=True, kw_only=True)
 class Datagram:
-    """What node `node_rank` sends to node `to`."""
+    """A message from node `node_rank` to node `to`."""
 
     node_rank: int
     to: int
@@ -66,7 +67,7 @@ class Datagram:
 
 
 def seal(secret: bytes, one: Datagram) -> bytes:
-    """Return the bytes to send. A reason that has no number goes as "stopped"."""
+    """Return the bytes to send. A reason without a number is sent as "stopped"."""
     formations, phase, reason, *others = astuple(one.said)
     body = _FORM.pack(
         _MAGIC,
@@ -84,7 +85,7 @@ def seal(secret: bytes, one: Datagram) -> bytes:
 
 
 def unseal(secret: bytes, data: bytes) -> Datagram | None:
-    """Return the datagram that was sealed with this secret.
+    """Return the datagram that was authenticated with this secret.
 
     Return None for all other bytes: forged, cut short, or of another job or version.
     """

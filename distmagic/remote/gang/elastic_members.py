@@ -1,4 +1,4 @@
-"""Hosts that join an elastic job while it runs. Only its lead admits them, so that two notebooks never start one twice."""
+"""Hosts that join a running elastic job. Only its lead admits them, so that two notebooks never start one twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distmagic.remote.wire import protocol
 class ElasticMembers:
     """The host of every node that an elastic job ever had, by node rank. A lost node keeps its number.
 
-    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node that the lead has never heard.
+    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node without any heartbeat at the lead.
     """
 
     def __init__(
@@ -20,7 +20,7 @@ class ElasticMembers:
         is_alive: Callable[[int], bool | None],
         now: float,
     ) -> None:
-        self._max_nodes = 0  # this agent admits nobody
+        self._max_nodes = 0  # this agent admits no host
         if start.membership is not None and start.lead:
             self._max_nodes = start.terms.max_nodes
         self._is_alive = is_alive
@@ -35,10 +35,10 @@ class ElasticMembers:
         is_ending: bool,
         has_returned_node: bool,
     ) -> protocol.NodeAdded:
-        """Admit a host as one more node. Raises ValueError, with a message for the user, where it can't be admitted.
+        """Admit a host as one more node. Raises ValueError, with a message for the user, if it can't be admitted.
 
-        `has_returned_node`: all ranks of a node have returned. For one more torchrun would start the ranks of the others
-        again, and they would wait for that node for ever.
+        `has_returned_node`: all ranks of a node have returned. Then torchrun would restart the ranks of the other nodes
+        for the new host, and they would wait forever for that node.
         """
         if not self._max_nodes:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The UDP socket of the gang channel. It never blocks, and it checks nothing: `datagrams.unseal` does."""
+"""The UDP socket of the heartbeats. It never blocks, and it checks nothing: `datagrams.unseal` does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-# Datagrams read in one turn of the agent's loop: a flood must not keep it from its other work.
+# Datagrams read in one turn of the agent's loop: a flood must not delay its other work.
 _AT_ONCE = 256
 _MAX_BYTES = 256
 
 
 class Udp:
-    """A socket bound to one address of this host. Raises OSError where it can't be bound."""
+    """A socket bound to one address of this host. Raises OSError if it can't be bound."""
 
     def __init__(self, address: str, port: int) -> None:
         family, _, _, _, place = resolve(address, port)
@@ -26,18 +26,18 @@ class Udp:
         self.socket.setblocking(False)
 
     def receive(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield (bytes, sender's address) of the datagrams that have arrived, 256 at most."""
+        """Yield (bytes, sender's address) of the received datagrams, at most 256."""
         for _ in range(_AT_ONCE):
             try:
                 yield self.socket.recvfrom(_MAX_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                # Linux reports here that an earlier datagram of ours was refused at its destination.
+                # Linux reports at this point that an earlier datagram was refused at its destination.
                 continue
 
     def send(self, outbox: list[tuple[Any, bytes]]) -> None:
-        """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost on the way."""
+        """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost."""
         for address, data in outbox:
             with contextlib.suppress(OSError):
                 self.socket.sendto(data, address)
@@ -45,7 +45,7 @@ class Udp:
 
 
 def resolve(address: str, port: int) -> tuple[Any, ...]:
-    """Return the first answer of `getaddrinfo` for a numeric address; no name is looked up. Raises OSError."""
+    """Return the first result of `getaddrinfo` for a numeric address, without name lookup. Raises OSError."""
     return socket.getaddrinfo(
         address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
     )[0]

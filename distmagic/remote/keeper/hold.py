@@ -1,7 +1,7 @@
-"""A job in the queue of a cluster of SkyPilot, which stops itself when that queue is empty: runs while it is not to stop.
+"""A job in the queue of a SkyPilot cluster, which stops itself when its queue is empty: this job keeps it running.
 
-Its last argument is a line of JSON: {"idle_s": 600}. It looks whether a process of this user belongs to a job of
-distmagic, and ends when there was none for `idle_s` seconds. Where the cluster stops then, nothing is lost.
+Its last argument is a line of JSON: {"idle_s": 600}. It checks whether a process of this user belongs to a distmagic
+job, and ends when there was none for `idle_s` seconds. Then the cluster may stop without loss.
 """
 
 import json
@@ -14,13 +14,13 @@ LOOK_S = 5.0
 
 
 def main(text: str) -> None:
-    """Hold the cluster until no job was there for a while."""
+    """Keep the cluster running until there was no job for a while."""
     idle_s = json.loads(text)["idle_s"]
     used_at = time.monotonic()
     while time.monotonic() < used_at + idle_s:
         if any(is_of_job(pid) for pid in parents()):
             used_at = time.monotonic()
-        time.sleep(min(LOOK_S, idle_s / 4))  # several looks, before the time is over
+        time.sleep(min(LOOK_S, idle_s / 4))  # several checks before the time is over
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
-"""One node's process in the long-lived step of an allocation: starts what ushers ask for, on the pipes they bring.
+"""The keeper: one node's process in the long-lived step of an allocation. It starts processes for ushers, on their
+pipes.
 
 Its last argument is a line of JSON:
 
     {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": [], "needs_others": true}
 
     usher's socket                     keeper
-    one line of JSON and three pipes   starts argv on the pipes, in a session of its own
+    one line of JSON and three pipes   starts argv on the pipes, in its own session
                                        {"code": N} when that process has ended
-    closed before that                 SIGTERM to that process, SIGKILL soon after: it would hold the pipes of a dead step.
-                                       What it has started itself, in sessions of their own, goes on
+    closed before that                 SIGTERM to that process, SIGKILL soon after, because it would hold the pipes of a
+                                       dead step. Its own children in other sessions run on
     a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
-                                       a "b" gives the lease up: the allocation ends as soon as no job runs
+                                       a "b" gives up the lease: the allocation ends as soon as no job runs
 
-The lead's end is the end of the allocation. It ends when its lease has run out and no job runs on its node, when no job
-has run for `idle_s`, and when it is told to. It starts the others with the command `step`, an srun; they end when their
-stdin does, which is the lead's end of a pipe, or with their step. So all have ended before the job has. When the others
-have ended before it, and it `needs_others`, the nodes are of no use: it ends, with an exit code that Slurm counts as a
-failure of the job. Every keeper passes SIGTERM
-on (scancel, the time limit, preemption reach only its own process group), and ends when all that it started has ended.
+When the lead's keeper ends, the allocation ends. It ends when its lease has expired and no job runs on its node, when
+no job has run for `idle_s`, and on request. It starts the other keepers with the command `step`, an srun. They end at
+the end of their stdin, which is a pipe from the lead, or with their step. So all have ended before the Slurm job. If
+the others end first, and it `needs_others`, the nodes are useless: it exits with a code that Slurm counts as a failure
+of the job. Every keeper forwards SIGTERM, because scancel, the time limit and preemption only reach its own process
+group. It ends when all its children have ended.
 """
 
 import array
@@ -44,25 +45,23 @@ from distmagic.remote.keeper.processes import (
     write_quietly,
 )
 
-KILL_S = (
-    2.0  # between SIGTERM and SIGKILL, for the process of a connection that is gone
-)
-END_S = 20.0  # for all that was started to end; Slurm itself kills after its KillWait, 30 s where it is not changed
+KILL_S = 2.0  # time between SIGTERM and SIGKILL, for the process of a lost connection
+END_S = 20.0  # time limit for the end of all started processes; Slurm itself kills after its KillWait, 30 s by default
 _TURN_S = 1.0
-_LONGEST = 1 << 20  # of a request
+_LONGEST = 1 << 20  # size limit of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-# As --signal sends them before the end.
+# Signals that --signal sends before the end.
 _WARNINGS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_LOG = ".distmagic-slurm-"  # the batch script's output, which is only for a keeper that does not come up
+_LOG = ".distmagic-slurm-"  # the batch script's output, only needed if a keeper fails to start
 
 
 class Connection:
-    """One usher: its socket, the pipes that it brought, and the process that has them."""
+    """One usher: its socket, its pipes, and the process that uses them."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -73,7 +72,7 @@ class Connection:
 
 
 class Keeper:
-    """The keeper of one node, from its socket's first day to its last."""
+    """The keeper of one node, for its whole life."""
 
     def __init__(self, settings: "dict[str, Any]") -> None:
         self._leads = settings["leads"]
@@ -82,21 +81,22 @@ class Keeper:
         job = os.environ["SLURM_JOB_ID"]
         self._folder = f"/tmp/distmagic-{os.getuid()}-slurm.{job}{self._node}"
         self._connections: dict[int, Connection] = {}  # by the descriptor of its socket
-        # Connections whose stdin renews the lease, by the descriptor of that.
+        # Connections whose stdin renews the lease, by its descriptor.
         self._leases: dict[int, Connection] = {}
-        # Connections whose process is about to end: nobody has their other end.
+        # Connections whose process is about to end: their other end is gone.
         self._orphans: list[Connection] = []
         self._is_ending = self._is_ended_by_slurm = False
-        self._code = 0  # what this process ends with
+        self._code = 0  # exit code of this process
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end_soon)
-        for number in _WARNINGS:  # a function, not SIG_IGN: children would inherit that
+        for number in _WARNINGS:
+            # A function, not SIG_IGN, which children would inherit.
             signal.signal(number, lambda *_: None)
-        # What loses its parent becomes a child of ours.
+        # Makes orphans children of this process.
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
         self._listener = listen(self._folder, self._node)
         self._needs_others = settings["needs_others"]
@@ -106,7 +106,7 @@ class Keeper:
         self._is_ending = self._is_ended_by_slurm = True
 
     def run(self) -> int:
-        """Serve until the end, and end what was started; return the exit code."""
+        """Serve until the end, end all started processes, and return the exit code."""
         try:
             while not self._is_ending:
                 self._turn()
@@ -158,7 +158,7 @@ class Keeper:
     # ---- ushers
 
     def _hear(self, connection: Connection) -> None:
-        """Take a part of a request, or notice that an usher is gone."""
+        """Read part of a request, or notice that an usher is gone."""
         try:
             data, extra, _, _ = connection.sock.recvmsg(
                 65536, socket.CMSG_SPACE(3 * array.array("i").itemsize)
@@ -180,7 +180,7 @@ class Keeper:
             and len(connection.pipes) == 3
             and not connection.pid
         ):
-            # No request of an usher of ours.
+            # Not a request of a distmagic usher.
             try:
                 self._begin(connection, json.loads(connection.said.decode()))
             except (
@@ -218,7 +218,7 @@ class Keeper:
             self._lease.renew(time.monotonic())
 
     def _lose(self, connection: Connection) -> None:
-        """An usher is gone: its step is over, and the process that has its pipes must not hold them."""
+        """Handle the loss of an usher: its step is over, and the process with its pipes must not hold them."""
         self._close(connection)
         if connection.pid:
             self._end_process(connection)
@@ -271,13 +271,13 @@ class Keeper:
                 self._code = 1
 
     def _kill_orphans(self) -> None:
-        # None of them is reaped yet, so their numbers are still theirs.
+        # None of them is reaped yet, so their pids are still valid.
         for connection in self._orphans:
             if time.monotonic() > connection.kill_at:
                 send_signal(connection.pid, signal.SIGKILL)
 
     def _end(self) -> None:
-        """Send SIGTERM to every child, also to those that become ours when their parent has ended; wait for them."""
+        """Send SIGTERM to every child, including orphans that this process adopts; wait for them."""
         end_s = time.monotonic() + END_S
         told: set[int] = set()
         if self._others is not None:
@@ -290,7 +290,7 @@ class Keeper:
                 pid for pid, parent in parents().items() if parent == os.getpid()
             ]
             if self._is_ended_by_slurm and self._others is not None:
-                # Slurm ends the others too; an srun to a node that is dead would wait for it.
+                # Slurm ends the others too; an srun to a dead node would wait for it.
                 children = [pid for pid in children if pid != self._others.pid]
             if not children:
                 return
@@ -302,31 +302,31 @@ class Keeper:
 
 
 def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":
-    """Start the keepers of the other nodes by the same command as this one; None where there are none."""
+    """Start the keepers of the other nodes by the same command as this one; None without other nodes."""
     if not settings["step"]:
         return None
     with open("/proc/self/cmdline", "rb") as file:
         own = file.read().decode().split("\0")[:-2]  # without the settings
     theirs = json.dumps(dict(settings, leads=False, step=[]))
-    # A session of its own: a signal for this process is none for srun.
+    # Its own session, so that a signal to this process does not reach srun.
     child = subprocess.Popen(
         settings["step"] + own + [theirs], stdin=subprocess.PIPE, start_new_session=True
     )
-    child.returncode = 0  # it is waited for by `_reap`
+    child.returncode = 0  # `_reap` waits for it
     return child
 
 
 def _remove_log() -> None:
-    """Remove the file that the batch script's output goes to: from now on a connection tells what is wrong."""
+    """Remove the file of the batch script's output: from now on errors are sent over a connection."""
     path = os.readlink("/proc/self/fd/2")
     if os.path.basename(path).startswith(_LOG) and os.path.exists(path):
         os.unlink(path)
 
 
 def main(text: str) -> int:
-    """Keep this node until the allocation ends; return the exit code."""
+    """Run the keeper of this node until the allocation ends; return the exit code."""
     for name in ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"):
-        # Those of the log-in node, which sbatch has passed on.
+        # Variables of the log-in node, which sbatch has passed on.
         os.environ.pop(name, None)
     return Keeper(json.loads(text)).run()
 

@@ -1,4 +1,4 @@
-"""The socket of a node's keeper: a directory of the user's alone, which has its name as long as somebody listens there."""
+"""The socket of a node's keeper, in a private directory that has its name while a keeper listens."""
 
 import os
 import shutil
@@ -8,9 +8,10 @@ import sys
 
 
 def listen(folder: str, node: str) -> socket.socket:
-    """Listen in a directory that gets its name when its socket answers: one that does not is a dead keeper's.
+    """Listen in a directory that gets its name once its socket answers: one that does not answer belongs to a dead
+    keeper.
 
-    `node` is the end of the names of all such directories on this node. Where another keeper of this job serves the
+    `node` is the suffix of the names of all such directories on this node. If another keeper of this job serves the
     node, the process exits. Raises OSError.
     """
     for name in os.listdir("/tmp"):
@@ -33,17 +34,17 @@ def listen(folder: str, node: str) -> socket.socket:
 
 
 def _whose(folder: str) -> str:
-    """Return "ours" for a directory that is this user's alone, and no link, "nobody's" for none, else "another's"."""
+    """Return "ours" for a private directory of this user that is no link, "nobody's" for none, else "another's"."""
     try:
         about = os.lstat(folder)
     except FileNotFoundError:
-        return "nobody's"  # its keeper may have ended since it was seen
+        return "nobody's"  # its keeper may have ended meanwhile
     is_ours = about.st_uid == os.getuid() and not about.st_mode & 0o077
     return "ours" if is_ours and stat.S_ISDIR(about.st_mode) else "another's"
 
 
 def _remove_dead(folder: str) -> None:
-    """Remove the directory of a keeper of this user that was killed: nothing answers at its socket."""
+    """Remove the directory of a killed keeper of this user: nothing answers at its socket."""
     client = socket.socket(socket.AF_UNIX)
     try:
         client.connect(folder + "/keeper")

@@ -1,4 +1,4 @@
-"""Processes of a node: started on pipes of others, sent signals, found in /proc."""
+"""Processes of a node: starts them on given pipes, signals them, and finds them in /proc."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ _JOB = b"\0DISTMAGIC_JOB="
 def start_process(
     argv: "list[str]", pipes: "list[int]", client: str
 ) -> "tuple[int, int]":
-    """Start a process on three pipes; return (pid, 0), or (0, the code that a shell gives where it can't be)."""
+    """Start a process on three pipes; return (pid, 0), or (0, a shell's exit code for the error)."""
     home = os.path.expanduser("~")
     if not os.path.isdir(home):
         home = "/"
@@ -30,12 +30,12 @@ def start_process(
     except (OSError, ValueError) as error:
         write_quietly(pipes[2], f"{words[0]}: {error}\n".encode())
         return 0, 127 if isinstance(error, FileNotFoundError) else 126
-    child.returncode = 0  # it is waited for by `Keeper._reap`
+    child.returncode = 0  # `Keeper._reap` waits for it
     return child.pid, 0
 
 
 def write_quietly(number: int, data: bytes) -> None:
-    """Write bytes to a pipe, if somebody still reads it."""
+    """Write bytes to a pipe, if it still has a reader."""
     try:
         os.write(number, data)
     except OSError:
@@ -43,7 +43,7 @@ def write_quietly(number: int, data: bytes) -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process, which may have ended by itself."""
+    """Send a signal to a process, which may have ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -51,7 +51,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def parents() -> "dict[int, int]":
-    """Return {process: its parent} of all that runs, without zombies."""
+    """Return {process: its parent} of all running processes, without zombies."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -66,7 +66,7 @@ def parents() -> "dict[int, int]":
 
 
 def has_job(top: int) -> bool:
-    """Whether a process below `top` belongs to a job of distmagic."""
+    """Whether a process below `top` belongs to a distmagic job."""
     found = parents()
     below = {top}
     more = True
@@ -78,7 +78,7 @@ def has_job(top: int) -> bool:
 
 
 def is_of_job(pid: int) -> bool:
-    """Whether a process belongs to a job of distmagic; not where it is another user's."""
+    """Whether a process belongs to a distmagic job; False for another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = b"\0" + file.read()

@@ -1,8 +1,8 @@
-"""The task of one srun: hands its stdin, stdout and stderr to the keeper of this node, and ends as that process ends.
+"""The task of one srun: passes its stdin, stdout and stderr to the keeper of this node, which starts a process on them.
 
-Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or "lease": true in
-place of argv; keeper.py says what they mean. The exit code is that of the process, 128 + N for a signal N; `NO_KEEPER`
-where no keeper took the pipes.
+Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or "lease": true instead
+of argv; see keeper.py. The usher ends with the process, and with its exit code, 128 + N for a signal N; `NO_KEEPER` if
+no keeper took the pipes.
 """
 
 import array
@@ -12,12 +12,12 @@ import socket
 import sys
 import time
 
-NO_KEEPER = 118  # no code of a shell, of srun or of Python
+NO_KEEPER = 118  # used by no shell, srun or Python
 _TURN_S = 0.05
 
 
 def main(text: str) -> int:
-    """Hand the pipes over, and wait; return the exit code."""
+    """Pass the pipes to the keeper, and wait; return the exit code."""
     request = json.loads(text)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     path = f"/tmp/distmagic-{os.getuid()}-slurm.{request['job']}.{node}/keeper"
@@ -31,11 +31,12 @@ def main(text: str) -> int:
     sent = connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipes)])
     if sent < len(line):
         connection.sendall(line[sent:])
-    # From now on the pipes are the process's alone: their end of file must come when it closes them, not when we end.
+    # From now on only the process has the pipes: their end of file must come when it closes them, not when this program
+    # ends.
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    # The exit code that the keeper tells.
+    # The exit code that the keeper sends.
     said = b""
     while not said.endswith(b"\n"):
         data = connection.recv(4096)
@@ -52,7 +53,7 @@ def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            # Nobody but this user can put a socket into a directory that is his and closed to others.
+            # No other user can put a socket into a private directory of this user.
             about = os.lstat(os.path.dirname(path))
             if about.st_uid != os.getuid() or about.st_mode & 0o077:
                 return None, f"{os.path.dirname(path)} is not this user's alone"

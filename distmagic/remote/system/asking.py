@@ -1,4 +1,4 @@
-"""Says when this process waits for somebody to type, and where: in `input`, which debuggers call for each of their lines."""
+"""Reports when and where this process waits for input: in `input`, which debuggers call for each line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-# The number of the prompt, the file and the line of the user's code that waits, and what was printed to ask for a line.
+# The number of the prompt, the file and the line of the waiting user code, and the printed prompt.
 Waits = Callable[[int, str, int, str], object]
 _LIBRARY = f"{os.path.dirname(os.__file__)}/"
 
 
 def install(waits: Waits, goes_on: Callable[[int], object]) -> None:
-    """Have `input` call `waits` before it reads this process's standard input, and `goes_on` after it.
+    """Make `input` call `waits` before it reads this process's standard input, and `goes_on` after it.
 
-    Not so in processes that this one forks, nor where the program has put something of its own in place of `sys.stdin`.
+    Not in processes forked by this one, and not if the program has replaced `sys.stdin` by an object of its own.
     """
     plain = builtins.input
     numbers = itertools.count(1)
@@ -40,7 +40,7 @@ def install(waits: Waits, goes_on: Callable[[int], object]) -> None:
 
 
 def _reads_stdin() -> bool:
-    """Whether `sys.stdin` is descriptor 0, or another one of the same pipe: torch's breakpoint opens it anew."""
+    """Whether `sys.stdin` is descriptor 0, or another one for the same pipe: torch's breakpoint opens it again."""
     try:
         return os.path.samestat(os.fstat(sys.stdin.fileno()), os.fstat(0))
     except (AttributeError, OSError, ValueError):
@@ -48,7 +48,7 @@ def _reads_stdin() -> bool:
 
 
 def place(frame: FrameType | None) -> tuple[str, int]:
-    """Return the file and the line of the innermost frame from this one on that is of no library; "" and 0 for none."""
+    """Return file and line of the innermost frame outside of libraries, starting at this one; "" and 0 for none."""
     caller = frame
     while caller is not None:
         name = caller.f_code.co_filename

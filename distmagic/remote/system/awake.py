@@ -1,8 +1,8 @@
-"""A rank's answer whether its main thread runs Python: where it waits in C, a request to end by itself is in vain.
+"""Whether a rank's main thread runs Python code: while it is blocked in C code, a request to end has no effect.
 
-a rank   --answer-->           a handler, which Python calls between two of the main thread's steps
-agent    --SIGNAL-->           the handler makes a file, beside the agent's sockets
-agent    --has_answered-->     whether the file is there
+a rank   --answer-->           a handler, which Python calls between two bytecode instructions of the main thread
+agent    --SIGNAL-->           the handler makes a file, next to the agent's sockets
+agent    --has_answered-->     whether the file exists
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import signal
 from pathlib import Path
 
-# As in stacks.py: used by no library that is known.
+# As in stacks.py: used by no known library.
 SIGNAL = signal.SIGRTMAX - 4
 
 
 def answer(run_dir: Path) -> None:
-    """Have this process answer `SIGNAL`, and take an interrupt as Python does, though its parent may ignore them."""
+    """Make this process answer `SIGNAL`, and handle interrupts as Python does even if its parent ignored them."""
     file = _file_of(run_dir, os.getpid())
 
     def make(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Finds what a Python runs at its start because of PYTHONPATH: `sitecustomize` and `usercustomize`."""
+"""Finds code that Python runs at its start because of PYTHONPATH: `sitecustomize` and `usercustomize`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = ("sitecustomize", "usercustomize")
 def customizing_file(env: Mapping[str, str]) -> str:
     """Return the first such file that a Python with these variables finds on PYTHONPATH, "" for none.
 
-    A process that is forked does not run it again, so it would see the variables of no rank.
+    A forked process does not run it again, so it would not see the variables of any rank.
     """
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
         for name in _NAMES:

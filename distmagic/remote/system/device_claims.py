@@ -1,12 +1,14 @@
-"""Which job has a device of this host: names of unix sockets that are bound, and nothing else.
+"""Records which job has a device of this host, only by the names of bound unix sockets.
 
     distmagic-device-KEY                     a job has the device: only one socket can have this name
-    distmagic-claim-KEY-SINCE-UID-JOB        this job, of user UID, since SINCE nanoseconds after the machine's start
+    distmagic-claim-KEY-SINCE-UID-JOB        this job of user UID has it since SINCE nanoseconds after boot
 
-The names are in the abstract namespace, which all users of this network share, and /proc/net/unix lists them. Nobody
-can connect to them. A name is gone as soon as no process has its socket: nothing is left of a job that was killed.
+The names are in the abstract namespace, which all users of a network namespace share, and /proc/net/unix lists them. No
+process can connect to them. A name disappears with the last process that has its socket, so a killed job leaves
+nothing.
 
-A job gets all its devices of the host at once, or none. So on one host none waits for a device while it has another one.
+A job gets all its devices of the host at once, or none. So no job waits for a device while it has another one on the
+same host.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _MOST_DEVICES = 100  # more than a host has; each takes two descriptors
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One job's claim on one device. `key` names the device, `uid` is the user's number."""
+    """One job's claim on one device. `key` identifies the device, `uid` is the user ID."""
 
     key: str
     since_ns: int
@@ -46,7 +48,7 @@ class Claim:
 
 
 def parse(listing: str) -> tuple[Claim, ...]:
-    """Return the claims in the text of /proc/net/unix, the oldest first. Names of others are left out. Pure."""
+    """Return the claims in the text of /proc/net/unix, oldest first. Other names are left out. Pure."""
     claims = []
     for line in listing.splitlines():
         name = line.rpartition("@")[2]
@@ -59,7 +61,10 @@ def parse(listing: str) -> tuple[Claim, ...]:
 
 
 class DeviceClaims:
-    """The devices of one node of a job. It has them as long as a process has their descriptors open: this one, or an agent."""
+    """The devices of one node of a job.
+
+    They are reserved while a process has the descriptors open: this one, or an agent.
+    """
 
     def __init__(self) -> None:
         self._job = ""
@@ -67,13 +72,13 @@ class DeviceClaims:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What a process has to keep open to keep the devices."""
+        """The descriptors that a process must keep open to reserve the devices."""
         return tuple(one.fileno() for one in self._sockets)
 
     def take(self, job: str, devices: tuple[str, ...]) -> tuple[DeviceClaim, ...]:
-        """Get all these devices for a job, or none; return the claims of the jobs that have some of them.
+        """Reserve all these devices for a job, or none; return the claims of the jobs that have some of them.
 
-        None: this job has them now. Raises OSError and ValueError.
+        An empty result means that the job has them now. Raises OSError and ValueError.
         """
         if len(devices) > _MOST_DEVICES:
             raise ValueError(f"{len(devices)} devices are more than a host has")
@@ -94,7 +99,7 @@ class DeviceClaims:
             others = [one for one in there if one.job != job]
             # One machine may be two nodes of the job, which then share the device.
             if not is_held and not there:
-                others = [replace(claim, job="")]  # it has no name yet
+                others = [replace(claim, job="")]  # its claim name does not exist yet
             taken += others
         if taken:
             self.release()
@@ -104,7 +109,7 @@ class DeviceClaims:
         return ()
 
     def release(self) -> None:
-        """Give the devices back; what an agent has open stays."""
+        """Release the devices; descriptors that an agent has open keep them reserved."""
         for one in self._sockets:
             one.close()
         self._sockets = []
@@ -112,9 +117,9 @@ class DeviceClaims:
 
 
 def device_key(device: str, uuids: Sequence[str] = ()) -> str:
-    """Return what names a device in the names of sockets, which are short: a number as it is, any other word hashed.
+    """Return a short key of a device for names of sockets: a number unchanged, any other word hashed.
 
-    `uuids` are those of the host's GPUs, by number. A GPU with a UUID has one key, however it is named, also where each
+    `uuids` are those of the host's GPUs, by number. A GPU with a UUID has one key under all its names, even if each
     container or allocation numbers its own GPUs from 0. Pure.
     """
     fits = [uuid for uuid in uuids if uuid.startswith(device)]

@@ -1,4 +1,4 @@
-"""What an exit code means, in words.
+"""Explains exit codes in words.
 
 Codes are those of `subprocess`: negative for a signal. Codes from 129 to 159 are signals too, as a shell reports them.
 """
@@ -22,7 +22,7 @@ _MEANINGS = {
 
 
 def outcome_of(code: int) -> RankOutcome:
-    """Return the outcome for a negative code, "signalled", or for any other, "exited"."""
+    """Return "signalled" for a negative code, else "exited"."""
     return "signalled" if code < 0 else "exited"
 
 
@@ -39,7 +39,7 @@ def is_kill(code: int) -> bool:
 def meaning_of(code: int, *, out_of_memory: str = "") -> str:
     """Return the signal's name and its usual cause; "" for a code that is no signal.
 
-    `out_of_memory` is the reason that memory.py has found for a SIGKILL, "" for none.
+    `out_of_memory` is the reason that memory.py found for a SIGKILL, "" for none.
     """
     number = 0
     if is_signal(code):

@@ -1,4 +1,4 @@
-"""The facts of a host that a plan needs, gathered in some milliseconds, without importing torch or using a device."""
+"""Gathers the facts about a host for a plan, in some milliseconds, without importing torch or using a device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 def gather(home: Path, host_id: str) -> protocol.Facts:
-    """Return the facts of this host; `home` and `host_id` are as `places` tells them."""
+    """Return the facts about this host; `home` and `host_id` come from `places`."""
     address, interface = route("")
     cpus = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
+    if hasattr(os, "sched_getaffinity"):  # Linux: the CPUs that this process may use
         cpus = len(os.sched_getaffinity(0))
     free_bytes, write_error = 0, ""
     try:
         free_bytes = shutil.disk_usage(home).free
-    except OSError as error:  # of the server of the home
+    except OSError as error:  # an error of the home's file server
         write_error = str(error)
     return protocol.Facts(
         executable=sys.executable,
@@ -50,12 +50,12 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
 
 
 def torch_version() -> str | None:
-    """Return the version of the torch that this interpreter would import, from its files; None if there is none."""
+    """Return the version of the torch that this interpreter would import, read from its files; None without torch."""
     return of_torch("__version__", "unknown")
 
 
 def of_torch(name: str, unknown: str) -> str | None:
-    """Return a text that torch's `version.py` gives this name, `unknown` without one; None if there is no torch."""
+    """Return the value of a name in torch's `version.py`, `unknown` if it is missing; None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
@@ -67,7 +67,7 @@ def of_torch(name: str, unknown: str) -> str | None:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs a rank could use here. NVML counts those of NVIDIA, the kernel's topology those of AMD."""
+    """Return the number of GPUs that a rank could use. NVML counts NVIDIA's, the kernel's topology counts AMD's."""
     found = _count_nvidia()
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not found:
@@ -81,15 +81,16 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA the list ends at the first invalid entry, "-1" for example; one that names a device twice leaves none;
-    and a process sees at most one instance of a GPU that MIG has divided.
+    As in CUDA, the list ends at the first invalid entry, such as "-1"; a list that names a device twice leaves none;
+    and a process sees at most one MIG instance of a GPU.
     """
     if mask is None:
         return found
     names: list[str] = []
     for part in mask.split(","):
         word = part.strip()
-        is_index = re.fullmatch(r"-?\d+", word)  # else the beginning of a device's UUID
+        # Otherwise the start of a device's UUID.
+        is_index = re.fullmatch(r"-?\d+", word)
         if not word or (is_index and not 0 <= int(word) < found):
             break
         name = str(int(word)) if is_index else word
@@ -102,9 +103,10 @@ def visible(found: int, mask: str | None) -> int:
 
 
 def nvidia_uuids() -> tuple[str, ...]:
-    """Return what NVIDIA's GPUs are called in every container and allocation of this machine, by number; () for none.
+    """Return the names of NVIDIA's GPUs that are equal in all containers and allocations of this machine, by number; ()
+    for none.
 
-    A GPU that does not tell its UUID has its number in that place.
+    A GPU without a readable UUID has its number instead.
     """
     with open_nvml() as nvml:
         found = []
@@ -126,7 +128,7 @@ def _count_nvidia() -> int:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Give NVIDIA's library, None where there is none, or no driver."""
+    """Yield NVIDIA's library NVML, None without a library or driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -142,7 +144,7 @@ def open_nvml() -> Iterator[Any]:
 
 
 def count_nvml(nvml: Any) -> int:
-    """Return how many GPUs the library knows, 0 without one."""
+    """Return the number of GPUs known to the library, 0 without one."""
     if nvml is None:
         return 0
     count = ctypes.c_uint()
@@ -153,7 +155,7 @@ def count_nvml(nvml: Any) -> int:
 def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        # A container sees devices that it may not use, and can't read their properties. A processor has no simd.
+        # A container sees devices that it may not use, and can't read their properties. A CPU has no simd.
         with contextlib.suppress(OSError):
             if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
                 count += 1
@@ -161,9 +163,9 @@ def _count_amd() -> int:
 
 
 def route(peer: str) -> tuple[str, str]:
-    """Return this host's own address on the way to `peer`, and the interface that has it.
+    """Return this host's own address and its interface on the route to `peer`.
 
-    For "" it is the address that the SSH client has connected to, or towards the log-in node of a scheduler.
+    For "" it is the address to which the SSH client has connected, or the one towards a scheduler's log-in node.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
@@ -176,27 +178,27 @@ def _address_of_contact() -> str:
     interface = interface_of(dialled)
     if interface and interface != _LOOPBACK:
         return dialled
-    # Of a node's keeper the address of the log-in node; of a host behind a forwarded port one outside.
+    # For a scheduler's node, the address of the log-in node; for a host behind a forwarded port, an address outside.
     client = os.environ.get("DISTMAGIC_CLIENT", "")
     if client:
         with contextlib.suppress(OSError):
             return _address_towards(client)
-    # No SSH, or an old variable: its address is gone, as on a laptop that changed networks.
+    # No SSH, or an outdated variable: its address is gone, as on a laptop that changed networks.
     return dialled if interface else "127.0.0.1"
 
 
 def _address_towards(peer: str) -> str:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Of UDP: nothing is sent, the kernel only chooses the address.
+        # UDP: nothing is sent, the kernel only chooses the address.
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
 
 
 def free_port(address: str) -> int:
-    """Return a port of `address` that is free for TCP (torch's store) and for UDP (the gang channel).
+    """Return a port of `address` that is free for TCP (torch's store) and for UDP (heartbeats).
 
-    Raises OSError where the address is not this host's own.
+    Raises OSError if the address is not this host's own.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for _ in range(_TRIES):
@@ -213,10 +215,10 @@ def free_port(address: str) -> int:
 
 
 def reserve_port(address: str) -> tuple[int, socket.socket]:
-    """Return a free port that no other run of ours on this host takes, and a socket that holds it as long as it is open.
+    """Return a free port that no other distmagic run on this host uses, and a socket that reserves it while it is open.
 
-    torchrun binds the port only later. Until then its number is taken by a name in the abstract namespace of unix
-    sockets, which all users of this network share; nobody can connect to it. Raises OSError as `free_port`.
+    torchrun binds the port only later. Until then its number is reserved by a name in the abstract namespace of unix
+    sockets, which all users of a network namespace share; no process can connect to it. Raises OSError as `free_port`.
     """
     for _ in range(_TRIES):
         port = free_port(address)
@@ -238,7 +240,7 @@ class _IfAddrs(ctypes.Structure):
     pass
 
 
-_IfAddrs._fields_ = (  # the head of struct ifaddrs, getifaddrs(3)
+_IfAddrs._fields_ = (  # the start of struct ifaddrs, getifaddrs(3)
     ("next", ctypes.POINTER(_IfAddrs)),
     ("name", ctypes.c_char_p),
     ("flags", ctypes.c_uint),
@@ -247,7 +249,7 @@ _IfAddrs._fields_ = (  # the head of struct ifaddrs, getifaddrs(3)
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has `address`; "" if there is none, and on systems other than Linux."""
+    """Return the interface that has `address`; "" if there is none, and on systems other than Linux."""
     if not address or not sys.platform.startswith("linux"):
         return ""
     libc = ctypes.CDLL(None)

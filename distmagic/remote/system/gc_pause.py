@@ -1,4 +1,4 @@
-"""Keeps the garbage collector from traversing the same objects again and again: loaded modules, a notebook's own."""
+"""Keeps the garbage collector from scanning the same objects again and again: loaded modules, a notebook's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Run the block without the collector, and freeze all objects at its end: the collector never traverses them again.
+    """Run the block without the collector, and freeze all objects at its end: the collector never scans them again.
 
-    With torch loaded one collection takes a tenth of a second, and Python makes several when it exits: half a second.
+    With torch loaded one collection takes 0.1 s, and Python runs several when it exits: 0.5 s.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -25,16 +25,16 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def heap_left_alone() -> Iterator[None]:
-    """Leave what lives now out of all collections of the block, unless somebody else has frozen something already.
+    """Exclude existing objects from all collections in the block, unless other code has already frozen some.
 
-    A thousand ranks at 10 Hz make the collector look through all that lives several times a second: a third of the
-    whole cost. A short run must leave it alone: each freeze begins Python's count for the next full collection anew,
-    and a notebook that freezes in every cell would never have one.
+    A thousand ranks at 10 Hz make the collector scan all objects several times a second: a third of the whole cost. Do
+    not use it for a short run: each freeze restarts Python's count for the next full collection, and a notebook that
+    freezes in every cell would never have one.
     """
     if gc.get_freeze_count() > 0:
         yield
         return
-    gc.collect()  # garbage would not be found any more
+    gc.collect()  # later, garbage would not be found
     gc.freeze()
     try:
         yield

@@ -1,4 +1,4 @@
-"""How busy this host and its GPUs are."""
+"""The load of this host and its GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GpuTable = dict[str, protocol.Gpu]  # by index and by UUID
 
 
 def looks(mask: str | None) -> Iterator[protocol.Hardware]:
-    """Yield how busy this host is, every two seconds. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    """Yield the load of this host every two seconds. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
     before = counters()
     for gpus in rounds():
         now = counters()
@@ -31,7 +31,7 @@ def looks(mask: str | None) -> Iterator[protocol.Hardware]:
 
 
 def rounds() -> Iterator[GpuTable]:
-    """Yield the GPUs of this host every two seconds, none where there is no nvidia-smi."""
+    """Yield the GPUs of this host every two seconds, none without nvidia-smi."""
     with contextlib.suppress(OSError, ValueError):
         smi = subprocess.Popen(
             _SMI, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True
@@ -43,11 +43,11 @@ def rounds() -> Iterator[GpuTable]:
 
 
 def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
-    """Yield what nvidia-smi writes: a line a GPU, again and again."""
+    """Yield the tables in the output of nvidia-smi: one line for each GPU, repeated."""
     found: GpuTable = {}
     for line in lines:
         index, count, uuid, *rest = (word.strip() for word in line.split(","))
-        # Else "[N/A]".
+        # Otherwise "[N/A]".
         busy, used, total, heat = (
             float(word) if re.fullmatch(r"[\d.]+", word) else None for word in rest
         )
@@ -63,7 +63,7 @@ def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
 
 
 def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
-    """Return the GPUs in the order in which ranks count them."""
+    """Return the GPUs in the order of ranks' GPU numbers."""
     if mask is None:
         return tuple(gpus[name] for name in gpus if name.isdigit())
     found = []
@@ -78,12 +78,12 @@ def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
 
 
 def counters() -> tuple[float, ...]:
-    """Return since the host's start: the time; the ticks of all CPUs, and idle ones; bytes received, and sent."""
+    """Return counters since boot: the time; the ticks of all CPUs, and the idle ones; bytes received, and sent."""
     ticks = [int(word) for word in text_of(Path("/proc/stat")).split()[1:9]] or [0] * 8
     received = sent = 0
     for line in text_of(Path("/proc/net/dev")).splitlines()[2:]:
         name, _, numbers = line.partition(":")
-        # No bridge of others.
+        # Excludes bridges.
         if Path(f"/sys/class/net/{name.strip()}/device").exists():
             words = numbers.split()
             received += int(words[0])
@@ -94,7 +94,7 @@ def counters() -> tuple[float, ...]:
 def hardware(
     before: tuple[float, ...], now: tuple[float, ...], gpus: tuple[protocol.Gpu, ...]
 ) -> protocol.Hardware:
-    """Return how busy the host was between two looks."""
+    """Return the load of the host between two readings of the counters."""
     past_s, ticks, idle, received, sent = (
         b - a for a, b in zip(before, now, strict=True)
     )
@@ -107,7 +107,7 @@ def hardware(
         cpu_utilization=1 - idle / ticks if ticks else None,
         used_bytes=total - free,
         total_bytes=total,
-        # In a container there is no device of the network's.
+        # In a container there may be no network device.
         received_bytes_s=received / past_s if now[3] else None,
         sent_bytes_s=sent / past_s if now[4] else None,
         gpus=gpus,

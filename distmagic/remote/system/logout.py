@@ -1,7 +1,7 @@
-"""Whether a process survives the end of the SSH session that started it: some hosts kill all processes at log-out.
+"""Whether a process survives the end of its SSH session: some hosts kill all processes at log-out.
 
-systemd kills them where logind.conf(5) demands it (KillUserProcesses, KillOnlyUsers, KillExcludeUsers). It spares
-processes under the user's own manager, which stays where lingering is enabled for the user (loginctl(1)). Slurm's
+systemd kills them if logind.conf(5) is set that way (KillUserProcesses, KillOnlyUsers, KillExcludeUsers). It spares
+processes under the user's own manager, which stays if lingering is enabled for the user (loginctl(1)). Slurm's
 pam_slurm_adopt puts every session into the "extern" step of a job, and ends it with that job.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
-# Since systemd 253 a scope ends as a whole when one of its processes is killed for want of memory, by default.
+# Since systemd 253, by default, a scope ends completely when memory runs out and the kernel kills one of its processes.
 _SCOPES = ((*_RUN, "-p", "OOMPolicy=continue", "--"), (*_RUN, "--"))
 _LOGIND = ("busctl", "--system", "get-property", "org.freedesktop.login1")
 _TIMEOUT_S = 5.0
@@ -24,10 +24,10 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class LogInSession:
-    """What is known of the session of this process.
+    """The log-in session of this process.
 
     `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at log-out. `lingers`: the
-    user's manager stays. `scope` is the command that starts a scope under that manager, () where none works.
+    user's manager stays. `scope` is the command that starts a scope under that manager, () if none works.
     """
 
     cgroup: str
@@ -46,16 +46,16 @@ class LogInSession:
 
     @property
     def cure(self) -> str:
-        """What the user can do so that processes survive."""
+        """Advice for the user, so that processes survive."""
         if self.lingers:
             return "systemd-run --user --scope, which does not work here"
         return f"loginctl enable-linger {self.user} (as root, where that is refused)"
 
 
 def decide(session: LogInSession) -> tuple[str, ...]:
-    """Return the words to put in front of a command that must survive log-out, () for none.
+    """Return the words to put before a command that must survive log-out, () if none are needed.
 
-    Raises `PermissionError`, with the cure in its message, where no such words exist.
+    Raises `PermissionError`, with the cure in its message, if no words help.
     """
     if found := re.search(r"/job_(\d+)/step_extern", session.cgroup):
         raise PermissionError(
@@ -73,7 +73,10 @@ def decide(session: LogInSession) -> tuple[str, ...]:
 
 
 def survivor_prefix(*, must: bool = True) -> tuple[str, ...]:
-    """Return `decide` for this session. Where nothing helps, raise `PermissionError` if it `must` survive, else return ()."""
+    """Return `decide` for this session.
+
+    If nothing helps, raise `PermissionError` if it `must` survive, else return ().
+    """
     try:
         return decide(_look())
     except PermissionError:
@@ -83,7 +86,7 @@ def survivor_prefix(*, must: bool = True) -> tuple[str, ...]:
 
 
 def warning() -> str:
-    """Return a sentence for the user where a run ends with the SSH connection that began it, "" where it does not."""
+    """Return a warning if a run ends with the SSH connection that started it, else ""."""
     session = _look()
     if not session.is_killed or (session.scope and session.lingers):
         return ""
@@ -117,7 +120,7 @@ def _look() -> LogInSession:
 def _kills() -> bool:
     """Whether logind ends this user's processes at log-out, by the rules of `manager_shall_kill` in its logind-core.c.
 
-    busctl prints three properties, a line each: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded
+    busctl prints three properties, one per line: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded
     users means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
@@ -145,7 +148,7 @@ def _user() -> str:
 
 
 def _output(*command: str) -> str | None:
-    """Return what a command prints, None where it is not there, or fails."""
+    """Return the output of a command, None if it does not exist or fails."""
     try:
         done = subprocess.run(
             command,

@@ -1,8 +1,8 @@
-"""Whether the kernel killed a process for want of memory, and whose memory ran out: the machine's or a cgroup's.
+"""Whether the kernel killed a process because memory ran out, and whose memory: the machine's or a cgroup's.
 
-To its parent such an end is a SIGKILL and no more. The kernel counts its kills, for each memory cgroup and for the
-machine: a counter that has grown since the process began gives the reason. The kernel's log would name the process too,
-but users may not read it on most systems.
+Its parent only sees a SIGKILL. The kernel counts its kills, for each memory cgroup and for the machine: a counter that
+has increased since the start of the process proves the reason. The kernel's log also names the process, but on most
+systems users may not read it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 
 REACHED = "it reached its memory limit"
 HOST_WIDE = "the host ran out of memory and its kernel ended the process"
-# Bytes; cgroups of version 1 have a larger number where there is no limit.
+# Bytes; cgroups of version 1 have a larger number if there is no limit.
 _UNLIMITED = 1 << 60
 
 
 class Watch:
-    """Finds the reason of a SIGKILL in the kernel's counters, as far as they have grown since this was made."""
+    """Explains a SIGKILL by the kernel's counters that have increased since this object was made."""
 
     def __init__(self) -> None:
         self._before = _count_of_host()
 
     def why(self, cgroup: Cgroup) -> str:
-        """Return why the kernel killed a process of a cgroup, in words; "" where nothing shows that memory ran out."""
+        """Return why the kernel killed a process of a cgroup; "" if nothing shows that memory ran out."""
         if cgroup.has_killed():
             limit = cgroup.limit_bytes
             of_limit = f" of {limit / 1e9:.1f} GB" if limit else ""
@@ -31,7 +31,10 @@ class Watch:
 
 
 class Cgroup:
-    """The memory cgroup of a process, found while the process lives; its files can be read after the process's end."""
+    """The memory cgroup of a process.
+
+    It is found while the process lives; its files stay readable after the process's end.
+    """
 
     def __init__(self, pid: int, root: Path = Path("/sys/fs/cgroup")) -> None:
         table = text_of(Path(f"/proc/{pid}/cgroup"))
@@ -40,16 +43,16 @@ class Cgroup:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The memory that the cgroup may use: the lowest limit of it and of all above it, None for none."""
+        """The memory limit of the cgroup: the lowest of its own and its parents', None for none."""
         limits = []
         for path in self._limits:
             text = text_of(path).strip()
-            if text.isdigit() and int(text) < _UNLIMITED:  # else "max"
+            if text.isdigit() and int(text) < _UNLIMITED:  # otherwise "max"
                 limits.append(int(text))
         return min(limits, default=None)
 
     def has_killed(self) -> bool:
-        """Whether the kernel has killed a process in it since this was made."""
+        """Whether the kernel has killed a process of the cgroup since this object was made."""
         return self._count() > self._before
 
     def _count(self) -> int:
@@ -57,9 +60,9 @@ class Cgroup:
 
 
 def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]]:
-    """Return the file that counts kills, and the files with the limits of the cgroup and all above it.
+    """Return the file that counts kills, and the files with the limits of the cgroup and its parents.
 
-    `table` is the text of /proc/PID/cgroup. Return (None, ()) where it names no memory cgroup.
+    `table` is the text of /proc/PID/cgroup. Return (None, ()) if it names no memory cgroup.
     """
     for line in table.splitlines():
         _, _, rest = line.partition(":")
@@ -100,7 +103,7 @@ def _count_of_host() -> int:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file of the kernel's, "" where it can't be read."""
+    """Return the text of a kernel file, "" if it is unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:

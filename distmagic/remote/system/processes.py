@@ -1,8 +1,8 @@
-"""Processes as /proc shows them: reading, finding, waiting for, signalling and ending those of a job. Linux only.
+"""Finds, waits for, signals and ends processes of a job, by /proc. Linux only.
 
-A process is identified by its pid and its start time, so that no signal reaches another process that was given the same
-pid later. Every process of a job has `DISTMAGIC_JOB` in its environment, and a limit that stands for the job: by either
-mark `sweep` finds those that a killed agent has left behind, daemons without variables among them.
+A process is identified by its pid and its start time, so that no signal reaches a later process with the same pid.
+Every process of a job has two marks: `DISTMAGIC_JOB` in its environment, and a resource limit whose value encodes the
+job. By either mark `sweep` finds processes that a killed agent has left, including daemons without variables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "DISTMAGIC_JOB"
-# Of locks, which Linux has not counted since version 2.4; children have it from their parents, whatever they change.
+# The limit of file locks, which Linux has not enforced since version 2.4; children inherit it, whatever else they
+# change.
 _RLIMIT_LOCKS = 10
 _LIMIT_OF_LOCKS = b"Max file locks "  # a line of /proc/PID/limits
 _PR_SET_PDEATHSIG = 1
@@ -30,10 +31,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
-    """A process as /proc/PID/stat shows it.
+    """A process, read from /proc/PID/stat.
 
-    `parent` is a pid, `started` is in clock ticks since the machine's start, `state` is the letter that ps(1) shows.
-    `exit_status` is a status of waitpid(2), 0 of a process that has not ended.
+    `parent` is a pid, `started` is in clock ticks since boot, `state` is the letter of ps(1). `exit_status` is a status
+    of waitpid(2), 0 for a process that has not ended.
     """
 
     pid: int
@@ -45,20 +46,20 @@ class ProcessInfo:
 
 
 def up_s() -> float:
-    """Return the seconds since the machine was started, its sleep among them. Nobody can set that clock.
+    """Return the seconds since boot, including sleep. This clock can't be set.
 
-    Where a system has none from the start (macOS), it is another one that counts during its sleep.
+    If a system has no such clock (macOS), it is another one that also counts sleep.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def age_s(process: ProcessInfo) -> float:
-    """Return how long a process has been there, in seconds."""
+    """Return the age of a process, in seconds."""
     return up_s() - process.started / os.sysconf("SC_CLK_TCK")
 
 
 def become_subreaper(*, yes: bool = True) -> None:
-    """Have the kernel make this process the parent of every orphan among its descendants, or stop that.
+    """Make this process the parent of every orphan among its descendants, or undo that.
 
     See PR_SET_CHILD_SUBREAPER in prctl(2).
     """
@@ -66,12 +67,12 @@ def become_subreaper(*, yes: bool = True) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends. `parent` is the pid of whoever started it, by its own word.
+    """Make the kernel kill this process when its parent ends. `parent` is the pid that the starter has passed.
 
-    A process that has just begun can't find it out: whoever started it may have ended by then.
+    A new process can't determine it safely: its starter may have ended by then.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A launcher, which `sys.executable` may be, can stand in between.
+    # A launcher, such as `sys.executable` may be, can be in between.
     if os.getppid() != parent and parent not in _ancestors():
         # The parent ended before the call: the kernel sends nothing any more.
         os.kill(os.getpid(), signal.SIGKILL)
@@ -88,9 +89,9 @@ def read(pid: int) -> ProcessInfo | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-    except OSError:  # ended, or of another user where /proc hides those
+    except OSError:  # ended, or of another user and hidden in /proc
         return None
-    # A name may have blanks and parentheses itself.
+    # The name may contain spaces and parentheses.
     begin = text.index("(") + 1
     end = text.rindex(")")
     words = text[end + 2 :].split()  # words[0] is field 3 of proc_pid_stat(5)
@@ -105,7 +106,7 @@ def read(pid: int) -> ProcessInfo | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for this signal; False for one that has ended, or that may not be read."""
+    """Whether the process has a handler for this signal; False if it has ended or is unreadable."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             _, _, caught = status.read().partition(b"SigCgt:")
@@ -129,7 +130,10 @@ def everything() -> tuple[ProcessInfo, ...]:
 def descendants(
     root: int, table: Iterable[ProcessInfo] | None = None
 ) -> tuple[ProcessInfo, ...]:
-    """Return all descendants of the process `root`, parents first, without zombies. `table` defaults to `everything()`."""
+    """Return all descendants of the process `root`, parents first, without zombies.
+
+    `table` defaults to `everything()`.
+    """
     if table is None:
         table = everything()
     children: dict[int, list[ProcessInfo]] = {}
@@ -146,17 +150,17 @@ def descendants(
 
 
 def send(process: ProcessInfo, number: int) -> None:
-    """Send a signal to this process. It does nothing if the process has ended, also if its pid is in use again."""
+    """Send a signal to this process. Does nothing if it has ended, even if its pid is in use again."""
     now = read(process.pid)
     if now is not None and now.started == process.started:
         try:
             os.kill(process.pid, number)
         except (ProcessLookupError, PermissionError):
-            return  # it has just ended, or has become another user's (setuid)
+            return  # it has just ended, or has changed its user (setuid)
 
 
 def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Wait until this process has ended, which need not be a child; return False if it has not within `timeout_s`."""
+    """Wait for the end of this process, which may be no child; return False if it has not ended within `timeout_s`."""
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
     try:
@@ -177,7 +181,7 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when this process ends; -1 where the system has none."""
+    """Return a descriptor that becomes readable when this process ends; -1 if the system has none."""
     # It has ended; or this kernel (before 5.3) or this Python lacks the call.
     try:
         return os.pidfd_open(pid)
@@ -204,7 +208,7 @@ def reap() -> dict[int, int]:
 def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, ...]:
     """Return this user's running processes that have the job's mark.
 
-    This process and its ancestors are left out, and so are those that are `spared`, with their descendants.
+    Excluded are this process, its ancestors, and the `spared` processes with their descendants.
     """
     table = everything()
     others = _ancestors()
@@ -222,7 +226,7 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
 
 
 def mark_by_limit(job: str) -> None:
-    """Give this process, and all that it starts from now on, the job's mark that no change of variables takes away."""
+    """Give this process and its future children the job's mark that no change of variables removes."""
     with contextlib.suppress(OSError, ValueError):  # the user's own limit is lower
         hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
         resource.setrlimit(_RLIMIT_LOCKS, (_limit_of(job), hard))
@@ -233,13 +237,13 @@ def _limit_of(job: str) -> int:
 
 
 def note(pid: int, path: Path) -> None:
-    """Write down which process this is, so that `noted` finds it however many come after it. Raises OSError."""
+    """Record a process in a file, so that `noted` finds exactly this one later. Raises OSError."""
     process = read(pid)
     path.write_text(f"{pid} {process.started if process else 0}")
 
 
 def noted(path: Path) -> ProcessInfo | None:
-    """Return the process that was written down there; None if it is gone, or nothing is written."""
+    """Return the process recorded in a file; None if it has ended, or none is recorded."""
     try:
         pid, started = map(int, path.read_text().split())
     except (OSError, ValueError):
@@ -249,13 +253,13 @@ def noted(path: Path) -> ProcessInfo | None:
 
 
 def has_role(process: ProcessInfo, role: str) -> bool:
-    """Whether a process was started as this role of a bundle, or shows it (see process_title.py)."""
+    """Whether a process was started with this role of a bundle, or shows it (see process_title.py)."""
     try:
         with open(f"/proc/{process.pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
     except OSError:
-        return False  # gone meanwhile
-    # python -u BUNDLE ROLE: a program of a rank may have such a word among its own arguments.
+        return False  # ended meanwhile
+    # python -u BUNDLE ROLE: a rank's program may have such a word among its own arguments.
     for option, bundle, word in zip(words, words[1:], words[2:], strict=False):
         is_bundle = b"/blobs/" in bundle or bundle == os.fsencode(sys.path[0])
         if option == b"-u" and is_bundle and word == role.encode():
@@ -275,7 +279,7 @@ def is_marked(process: ProcessInfo, job: str) -> bool:
         with open(f"{folder}/limits", "rb") as file:
             _, _, limit = file.read().partition(_LIMIT_OF_LOCKS)
     except OSError:
-        return False  # it has ended meanwhile, or may not be read
+        return False  # it has ended meanwhile, or is unreadable
     return limit.split()[:1] == [b"%d" % _limit_of(job)]
 
 
@@ -293,7 +297,7 @@ def _ancestors() -> set[int]:
 def sweep(
     job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()
 ) -> tuple[ProcessInfo, ...]:
-    """Send SIGKILL to all that `marked` returns until nothing is left; return what is left after the time."""
+    """Send SIGKILL to all processes in `marked` until none is left; return those left after the time limit."""
     end = time.monotonic() + timeout_s
     while left := marked(job, spared):
         if time.monotonic() > end:

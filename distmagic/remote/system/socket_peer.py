@@ -1,4 +1,4 @@
-"""The user at the other end of a unix socket. The kernel knows it, and no process can pretend to be another."""
+"""The user at the other end of a unix socket. The kernel provides it, so it can't be forged."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
-"""Threads of this process: daemons, which end with it, each named for what it does. All but those of pools begin here.
+"""Starts all threads of this process, except those of pools. They are daemons, and named by their task.
 
-Who ends each of them, and when:
+What ends each of them:
 
-    allocation, warm       `close` of what it keeps alive; without that the lease of the host runs out
+    allocation, warm       `close` of the object that it keeps alive; without it the host's lease expires
     announce               the end of the block around it, which joins it
     cells                  the end of the connection to its agent, after which it is joined
-    break                  the act: it waits until an interrupt comes through, or breaks process groups
+    break                  its function: waits until an interrupt takes effect, or breaks process groups
     dialled, feed          the end of the two connections of a process
     doors                  `close` of the doors, which joins it, or their end after some seconds
     guest                  the answer of a door to it, or its time limit
-    dns                    the resolver's answer, for which nobody waits longer than the deadline
+    dns                    the resolver's answer; its caller waits only until the deadline
     following, process     the end of node 0, or of the process that it asked for
     hardware               the end of its agent
     hold                   the end of `sky exec`
     keepalive              `close` of its SSH session
-    knock                  what is behind a door, or a time limit; it is joined
+    knock                  the answer at a port, or a time limit; it is joined
     lease                  `close` of its keeper, at the end of the run
-    limit                  the act itself, whose time is up
+    limit                  the end of the function whose time is over
     limits                 nothing: it sleeps where there are no limits
     meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps
-    run                    the act: one message, or one connection that is closed
+    run                    its function: one message, or one connection that is closed
     sweep                  the end of all runs of the sweep, or of the one that it follows
     spread                 `close` of the blob server, which joins it
     touch                  the end of the block around it
@@ -36,7 +36,7 @@ from collections.abc import Callable
 def begin(
     name: str, act: Callable[..., object], *arguments: object
 ) -> threading.Thread:
-    """Have a thread of its own do one act. Raises RuntimeError where the system allows no further thread."""
+    """Run a function on a new thread. Raises RuntimeError if the system allows no further thread."""
     thread = threading.Thread(
         target=act, args=arguments, name=f"distmagic-{name}", daemon=True
     )

@@ -1,6 +1,6 @@
-"""Connections of this process over TCP, which are shut down to break a call that waits for other ranks.
+"""Finds TCP connections of this process and shuts them down, in order to break a call that waits for other ranks.
 
-gloo leaves a call for no signal. Where another thread shuts the connections of its group, the call fails at once.
+No signal interrupts a call of gloo. If another thread shuts down the connections of its group, the call fails at once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import os
 import socket
 from collections.abc import Mapping
 
-# The descriptor of a socket, and its number in the kernel: descriptors are used again.
+# The descriptor of a socket and its inode number, because descriptors are reused.
 Sockets = Mapping[int, str]
 
 _FOLDER = "/proc/self/fd"
 
 
 def current() -> Sockets:
-    """Return the sockets that this process has now."""
+    """Return the current sockets of this process."""
     found = {}
     for fd in os.listdir(_FOLDER):
-        # The listing's own descriptor, and what another thread closes.
+        # The listing's own descriptor, or one that another thread closes.
         with contextlib.suppress(OSError):
             target = os.readlink(f"{_FOLDER}/{fd}")
             if target.startswith("socket:"):
@@ -29,17 +29,17 @@ def current() -> Sockets:
 
 
 def shut(sockets: Sockets, store_port: int = 0) -> None:
-    """Shut down the connections over TCP among these that are still there.
+    """Shut down those of these TCP connections that still exist.
 
-    What listens is left alone, and what has been accepted at `store_port`: gloo ends the process without its listener,
-    and other ranks need the store.
+    Listening sockets and connections accepted at `store_port` are left open: gloo ends the process without its
+    listener, and other ranks need the store.
     """
     there = current()
     for fd, target in sockets.items():
         if there.get(fd) != target:
             continue
         try:
-            # A descriptor of our own: another thread may close that one, and a new file get its number.
+            # A separate descriptor: another thread may close the original, and a new file get its number.
             with socket.socket(fileno=os.dup(fd)) as ours:
                 if os.readlink(f"{_FOLDER}/{ours.fileno()}") != target:
                     continue

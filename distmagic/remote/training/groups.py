@@ -1,22 +1,25 @@
-"""The process groups of this rank: how they were made, whether they were used, broken, and made anew; has ranks meet.
+"""Records the process groups of this rank: how they were made, and whether they were used; breaks them and makes them
+again.
 
-Ranks that were in no group have each worked alone. A process group counts its operations: gloo all of them, NCCL its
-collectives. That count is gone with the group. So the functions of torch that end groups are replaced by ones that look
-at the groups first; those that are left at the end of the rank are looked at then. torch is not imported for that: until
-the user's code does, nothing is replaced.
+If a rank was in no group, it worked alone. A process group counts its operations: gloo all of them, NCCL its
+collectives. That count is lost with the group. So torch's functions that end groups are wrapped to read the counts
+first; remaining groups are read at the end of the rank. This does not import torch: nothing is replaced before the
+user's code has imported it.
 
-A group of gloo that a model under DistributedDataParallel holds is kept when it is ended, until the model is gone. Else
-the model is the last to hold it. When the function returns, the model then waits for gloo's threads and does not release
-the interpreter, for which such a thread may wait, to let go of its last tensor. Seen with torch 2.13 on busy machines, in
-up to 1 of 10 pairs of ranks. Where a Python object is the last to hold a group, torch releases the interpreter first.
+A gloo group that a model under DistributedDataParallel holds is kept alive after its end, until the model is gone.
+Otherwise the model has the last reference. When the function returns, the model then waits for gloo's threads without
+releasing the GIL, while such a thread may wait for the GIL to free its last tensor. This deadlock was seen with torch
+2.13 on busy machines, in up to 1 of 10 pairs of ranks. If a Python object has the last reference, torch releases the
+GIL first.
 
-A second `init_process_group` of a job finds, under the same names of the same store, where ranks were before. gloo then
-connects to ranks that are gone. So all but the first one have names of their own in that store: `again/1`, or, where
-ranks stay, names with the number of the cell. A rank that a cell left before its `init_process_group` counts as others.
+A second `init_process_group` of a job would find the old addresses of ranks under the same keys of the same store, and
+gloo would connect to ranks that are gone. So every one except the first uses its own key prefix in that store:
+`again/1`, or, on ranks that stay, one with the number of the cell. A rank whose cell ended before its
+`init_process_group` thus still uses the same prefixes as the others.
 
-A call that waits for other ranks ends when its group is broken: gloo's connections are shut down, which are the sockets
-that appear while a group is made; communicators of NCCL are aborted, all together. After that no group is usable, and
-all are made anew. While a group is being made ranks wait for each other at the store: there that connection is shut down.
+Breaking a group ends a call that waits for other ranks: gloo's connections, which are the sockets that appear while a
+group is made, are shut down; NCCL's communicators are aborted, all together. Afterwards no group is usable, and all are
+made again. While a group is being made, ranks wait for each other at the store: then that connection is shut down.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ _PARALLEL = "torch.nn.parallel.distributed"
 _MAKING = "_new_process_group_helper"
 _ENDING = ("destroy_process_group", "_abort_process_group")
 _OF_GLOO = "_dump_fr_trace_json"
-# NCCL has a recorder of its own, in a torch that is built with it.
+# NCCL has its own recorder, in a torch built with it.
 _RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
-# Where the classes are whose objects hold groups.
+# Modules of the classes whose objects hold groups.
 _HOLDERS = (
     (_C10D, "ProcessGroup"),
     (_PARALLEL, "DistributedDataParallel"),
@@ -55,7 +58,7 @@ _HOLDERS = (
 
 
 class _Notes:
-    """What is known so far, the groups that are kept, and torchrun's variables; none of these in a forked child."""
+    """What is recorded so far, the groups that are kept, and torchrun's variables; empty in a forked child."""
 
     use: GroupUse = "none"
     given: dict[str, str] = {}  # noqa: RUF012 - a new one for each rank
@@ -63,12 +66,14 @@ class _Notes:
     watches_forks = False
     begins: Callable[[ModuleType], None] | None = None
     ends: Callable[[], None] = staticmethod(lambda: None)
-    cell = 0  # the number of the cell, where this rank stays
-    inits = 0  # calls of `init_process_group`: in this cell, or in all
-    request: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # of the last one
-    sockets: Mapping[int, str] = {}  # that belong to groups
-    store_sockets: Mapping[int, str] = {}  # that lead to the store of the groups
-    making: tuple[group_sockets.Sockets, int] | None = None  # before a group is made
+    cell = 0  # the number of the cell, if this rank stays
+    inits = 0  # calls of `init_process_group`: in this cell, or in total
+    # Arguments of the last call.
+    request: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    sockets: Mapping[int, str] = {}  # sockets of groups
+    store_sockets: Mapping[int, str] = {}  # connections to the store of the groups
+    # Sockets before a group is made.
+    making: tuple[group_sockets.Sockets, int] | None = None
     is_broken = False
     unmatched: Mapping[str, int] = {}  # calls of a group that other ranks don't make
 
@@ -80,10 +85,9 @@ def install(
     begins: Callable[[ModuleType], None] | None = None,
     ends: Callable[[], None] = lambda: None,
 ) -> None:
-    """Begin to take notes in this process, whose variables are still those of torchrun.
+    """Start to record in this process, whose variables are still those of torchrun.
 
-    `begins` is called when the first group is about to be made, with torch's module of groups, and `ends` when groups are
-    about to be ended.
+    `begins` is called with torch's module of groups before the first group is made, and `ends` before groups are ended.
     """
     _notes.given = dict(os.environ)
     _notes.begins, _notes.ends = begins, ends
@@ -94,26 +98,26 @@ def install(
 
 
 def use() -> GroupUse:
-    """Return what became of this rank's process groups: whether there was one, and whether it was used."""
+    """Return this rank's use of process groups: whether there was one, and whether it was used."""
     _look(sys.modules.get(_C10D))
     return _notes.use
 
 
 def let_go() -> None:
-    """Let go of the groups that were kept for models which are gone by now."""
+    """Release the groups that were kept for models which are gone by now."""
     _notes.kept = _with_a_model(_notes.kept)
 
 
 def begin_cell(number: int) -> None:
-    """Note that this rank begins with a cell, whose number is the same on all ranks, as is what they do in it."""
-    # Reading what torch records of each call takes time that no cell is to take. torch reads this at its first call.
+    """Record that this rank starts a cell. Its number, and what ranks do in it, is the same on all ranks."""
+    # Reading torch's records of each call would slow cells down. torch reads this at its first call.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
     _notes.cell = number
     _notes.inits = 0
 
 
 def calls() -> tuple[GroupCalls, ...]:
-    """Return how many calls this rank has made in each of its groups, of those that all ranks of a group make."""
+    """Return the number of calls of this rank in each of its groups, only of those that all ranks of a group make."""
     c10d: Any = sys.modules.get(_C10D)
     last = _last_calls() if c10d else {}
     found = []
@@ -130,12 +134,12 @@ def calls() -> tuple[GroupCalls, ...]:
 
 
 def is_broken() -> bool:
-    """Whether this rank's groups were broken, and not made anew since."""
+    """Whether this rank's groups were broken, and not made again since."""
     return _notes.is_broken
 
 
 def break_all() -> None:
-    """Have the call in which this rank waits for others fail, whatever its group. Called on a thread of its own."""
+    """Make the call fail in which this rank waits for others, in any group. Called on a separate thread."""
     making = _notes.making
     c10d: Any = sys.modules.get(_C10D)
     if making is not None:
@@ -160,9 +164,9 @@ def break_all() -> None:
 
 
 def make_anew() -> None:
-    """Make the default group as `init_process_group` was called last. Of the other groups none is left.
+    """Make the default group again, with the arguments of the last `init_process_group`. All other groups are gone.
 
-    All ranks call this at the same time, in one cell. Without a group of before it does nothing.
+    All ranks call this at the same time, in one cell. Without an earlier group it does nothing.
     """
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None or _notes.request is None:
@@ -174,7 +178,7 @@ def make_anew() -> None:
 
 
 def holders(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Return those names whose values hold groups, with their kinds, such as `model (DistributedDataParallel)`."""
+    """Return the names whose values hold groups, with their classes, such as `model (DistributedDataParallel)`."""
     kinds = []
     for module, kind in _HOLDERS:
         found = getattr(sys.modules.get(module), kind, None)
@@ -189,7 +193,7 @@ def holders(names: Mapping[str, object]) -> tuple[str, ...]:
 def _patch(c10d: Any) -> None:
     meet = partial(run_store.rendezvous, _notes.given, _next_prefix)
     users = (sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
-    # There alone: in ranks that start cold, torch.distributed takes its own one after this.
+    # Only there: in ranks that start cold, torch.distributed copies the function after this.
     if hasattr(c10d, "rendezvous"):
         import_hooks.wrap(c10d, "rendezvous", meet)
     replacements: dict[str, Callable[..., Any]] = {
@@ -203,7 +207,7 @@ def _patch(c10d: Any) -> None:
             import_hooks.wrap(c10d, name, ours, *users)
 
 
-# ---- the replacements: each is called with torch's own function, then with that function's arguments
+# ---- replacements: each is called with torch's own function, followed by that function's arguments
 
 
 def _end(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +219,7 @@ def _end(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note how the group is asked for. In a later cell it may be asked for again."""
+    """Record the arguments of the group. In a later cell it may be made again."""
     c10d: Any = sys.modules[_C10D]
     if _notes.begins is not None:
         begins, _notes.begins = _notes.begins, None
@@ -231,7 +235,7 @@ def _init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
         if _notes.is_broken:
             c10d.destroy_process_group()
     if not c10d.is_initialized():
-        # A call that failed has taken a name, and ranks that were not in it have not.
+        # A failed call has used a prefix, and ranks that did not make it have not.
         c10d._world.group_count = 0  # noqa: SLF001
     _notes.request = args, dict(kwargs)
     sockets = group_sockets.current()
@@ -251,7 +255,7 @@ def _init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make any group. The connections that appear meanwhile are the group's."""
+    """Make any group. The connections that appear meanwhile belong to the group."""
     outer = _notes.making
     before = group_sockets.current()
     store = next((one for one in args if hasattr(one, "set_timeout")), None)
@@ -269,7 +273,7 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_alone(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a call of which each rank of a group makes another number; gloo counts it with those of all ranks."""
+    """Make a call whose number differs between ranks of a group; gloo counts it like calls of all ranks."""
     before = dict(_numbers())
     try:
         return original(*args, **kwargs)
@@ -285,7 +289,7 @@ def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _next_prefix() -> str:
-    """Return under which names the next group stands in its store, "" for torch's own."""
+    """Return the key prefix of the next group in its store, "" for torch's own."""
     count = _notes.inits
     _notes.inits += 1
     if _notes.cell:
@@ -299,7 +303,7 @@ def _new_since(before: group_sockets.Sockets) -> group_sockets.Sockets:
 
 
 def _port(store: Any, url: Any) -> int:
-    """Return the port of the store at which ranks meet, 0 for one that has none."""
+    """Return the port of the store of the rendezvous, 0 if it has none."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if store is not None:
@@ -308,7 +312,7 @@ def _port(store: Any, url: Any) -> int:
 
 
 def _numbers() -> Iterator[tuple[str, int]]:
-    """Yield the name of each group of gloo, and how many calls it counts."""
+    """Yield the name of each gloo group, and its number of calls."""
     c10d: Any = sys.modules[_C10D]
     for group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001
         if _is_gloo(group):
@@ -316,7 +320,7 @@ def _numbers() -> Iterator[tuple[str, int]]:
 
 
 def recorded() -> Iterable[dict[str, Any]]:
-    """Yield what torch's flight recorder has of the calls of this rank; nothing where this torch has none."""
+    """Yield the calls of this rank in torch's flight recorder; nothing if this torch has none."""
     module = sys.modules.get("torch._C._distributed_c10d")
     for name in _RECORDERS:
         recorder = getattr(module, name, None)
@@ -325,7 +329,7 @@ def recorded() -> Iterable[dict[str, Any]]:
 
 
 def _last_calls() -> dict[str, str]:
-    """Return {group: the call of all its ranks that this rank has made last}, as far as torch records them."""
+    """Return {group: the last call of all its ranks on this rank}, as far as torch records them."""
     found = {}
     try:
         for entry in recorded():
@@ -333,12 +337,12 @@ def _last_calls() -> dict[str, str]:
                 name = entry["process_group"][0]
                 found[name] = entry["profiling_name"].rpartition(":")[2]
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
-        return {}  # a torch with other records, whose JSON or fields are others; C++ raises RuntimeError
+        return {}  # a torch with another format of records; C++ raises RuntimeError
     return found
 
 
 def _look(c10d: Any) -> None:
-    """Take a note of the process groups that there are now."""
+    """Record the current process groups."""
     if c10d is None or _notes.use == "used":
         return
     try:
@@ -351,10 +355,10 @@ def _look(c10d: Any) -> None:
 
 
 def _keep(c10d: Any) -> None:
-    """Keep the groups of gloo that models hold; let go of those whose models are gone."""
+    """Keep gloo groups that models hold; release those whose models are gone."""
     try:
         groups = list(c10d._world.pg_map)  # noqa: SLF001
-    except AttributeError:  # a torch that keeps its groups elsewhere
+    except AttributeError:  # a torch that stores its groups elsewhere
         return
     new = [one for one in groups if one not in _notes.kept and _is_gloo(one)]
     _notes.kept = _with_a_model((*_notes.kept, *new))
@@ -375,13 +379,13 @@ def _is_gloo(group: Any) -> bool:
 
 
 def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return those groups that models under DistributedDataParallel hold, each beside its reducer."""
+    """Return the groups that models under DistributedDataParallel hold, each next to its reducer."""
     if not groups:
         return ()
     model = getattr(sys.modules.get(_PARALLEL), "DistributedDataParallel", ())
     held = []
     for holder in gc.get_referrers(*groups):
-        # Before Python 3.13 it is the dict of the model's variables that holds them, later the model itself.
+        # Before Python 3.13 the model's `__dict__` holds them, later the model itself.
         variables = vars(holder) if issubclass(type(holder), model) else holder
         if type(variables) is dict and "reducer" in variables:
             held.append(variables.get("process_group"))
@@ -389,12 +393,12 @@ def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _leave_to_parent() -> None:
-    """Never let go of the groups in a forked child: that would wait for threads which only the parent has."""
+    """Never release the groups in a forked child: that would wait for threads which only the parent has."""
     _notes.given.clear()  # the child is no rank
     _notes.begins = None
     if not _notes.kept:
         return
-    import ctypes  # as torch has done
+    import ctypes  # torch imports it too
 
     for group in _notes.kept:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
@@ -402,5 +406,5 @@ def _leave_to_parent() -> None:
 
 
 def _number(group: Any) -> int:
-    """Return how many calls a group counts. Raises RuntimeError for a backend that does not count."""
+    """Return the number of calls in a group. Raises RuntimeError for a backend that does not count."""
     return sum(one._get_sequence_number_for_group() for one in _backends(group))  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Changes a module of a library when the user's code imports it: a rank that does not use it loses no time."""
+"""Patches a module of a library when the user's code imports it: a rank that does not use it loses no time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Patch = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of its table as before, and has them changed when they are loaded."""
+    """Finds the modules of its table as before, and patches them when they are loaded."""
 
     patches: dict[str, Patch]
 
@@ -31,14 +31,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    """Loads a module as before, then changes it."""
+    """Loads a module as before, then patches it."""
 
     def __init__(self, loader: Any, patch: Patch) -> None:
         self._loader = loader
         self._patch = patch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like, for tracebacks
+        return getattr(self._loader, name)  # for tracebacks: get_source and others
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
@@ -53,7 +53,7 @@ _finder.patches = {}
 
 
 def when_imported(name: str, patch: Patch) -> None:
-    """Have `patch` called with the module of this name: now if it is imported already, else when it is."""
+    """Call `patch` with the module of this name: now if it is already imported, else on import."""
     _finder.patches[name] = patch
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -62,9 +62,10 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
-    """Have `ours` called in place of a function of a class or a module: with that function, then with its arguments.
+    """Replace a function of a class or a module by `ours`, which is called with the original function and its
+    arguments.
 
-    So it is in those `others` that have the same function under this name.
+    `others` are patched too if they have the same function under this name.
     """
     original = getattr(owner, name)
 
@@ -75,4 +76,5 @@ def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
     for one in others:
         if getattr(one, name, None) is original:
             setattr(one, name, replacement)
-    setattr(owner, name, replacement)  # what a partial method gives is never the same
+    # Each access to a partial method gives a new object.
+    setattr(owner, name, replacement)

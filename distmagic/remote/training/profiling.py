@@ -1,10 +1,10 @@
-"""A profile of a rank that runs: torch.profiler over its next steps.
+"""Profiles a running rank: torch.profiler over its next steps.
 
-    a contact  --ask-->        the file `profile` beside the agent's sockets: a name, and how many steps
-    a rank     --Profiling.look--> after each step of an optimizer; its trace goes to the folder of its logs
-    a contact  --found-->      the traces that are there, and how many ranks have none yet
+    a contact  --ask-->        the file `profile` next to the agent's sockets: a name, and the number of steps
+    a rank     --Profiling.look--> after each step of an optimizer; writes its trace to the folder of its logs
+    a contact  --found-->      the existing traces, and the number of ranks without one
 
-A rank that can't be profiled leaves a file that says why in place of its trace.
+A rank that can't be profiled writes a file with the reason instead of its trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distmagic.remote.records.atomic_file import atomic_write
 
 
 class Profiling:
-    """What a rank does about profiles. `look` is called after each of its steps."""
+    """The profiler of a rank. `look` is called after each optimizer step."""
 
     def __init__(self, run_dir: Path, folder: Path, rank: int) -> None:
         self._place = str(_question(run_dir))
@@ -31,7 +31,7 @@ class Profiling:
         self._profiler: Any = None
 
     def look(self) -> None:
-        """Begin a profile that somebody wants, or go on with it; a step without one costs a look at a file's date."""
+        """Start a requested profile, or continue it; a step without one only checks a file's date."""
         if self._profiler is not None:
             self._steps_left -= 1
             if self._steps_left == 0:
@@ -50,7 +50,7 @@ class Profiling:
         try:
             self._profile, steps = Path(self._place).read_text("ascii").split()
             self._steps_left = int(steps)
-            # CUDA and other devices are profiled where they are.
+            # CUDA and other devices are profiled if they exist.
             self._profiler = torch.profiler.profile()
             self._profiler.start()
         except Exception as error:  # noqa: BLE001 - of torch, or of a profiler that the user has begun
@@ -60,7 +60,7 @@ class Profiling:
     def _end(self) -> None:
         profiler, self._profiler = self._profiler, None
         place = self._folder / self._name
-        aside = place.with_name(f".{self._name}")  # it is compressed by its ending
+        aside = place.with_name(f".{self._name}")  # its extension selects compression
         try:
             profiler.stop()
             profiler.export_chrome_trace(str(aside))
@@ -74,7 +74,7 @@ class Profiling:
             with atomic_write(self._folder / self._name) as file:
                 file.write(gzip.compress(text.encode()))
         except OSError:
-            return  # the disk is full: nobody is told
+            return  # the disk is full: nothing is reported
 
     @property
     def _name(self) -> str:
@@ -86,7 +86,7 @@ def _question(run_dir: Path) -> Path:
 
 
 def ask(run_dir: Path, profile: str, steps: int) -> None:
-    """Ask the ranks of a node for a profile, once. Raises OSError where none runs, and ValueError."""
+    """Ask the ranks of a node for a profile, once. Raises OSError if none runs, and ValueError."""
     if not (profile.isalnum() and steps > 0):
         raise ValueError(f"{profile[:80]!r} is no profile")
     place = _question(run_dir)
@@ -97,7 +97,7 @@ def ask(run_dir: Path, profile: str, steps: int) -> None:
 
 
 def found(run_dir: Path, folder: Path, profile: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the traces of a profile in a node's folder, and how many ranks live that have none."""
+    """Return the names of a profile's traces in a node's folder, and the number of live ranks without one."""
     names = sorted(path.name for path in folder.glob(f"rank*.{profile}.json.gz"))
     have = {name.split(".")[1] for name in names}
     pids = [path.name.partition("-")[2] for path in run_dir.glob("stacks-*")]

@@ -1,4 +1,4 @@
-"""Has the ranks of a run meet at its own store, whatever address the program names, each group under names of its own."""
+"""Makes the ranks of a run meet at its own store, whatever address the program names, with a prefix per group."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def rendezvous(
     world_size: int = -1,
     **more: Any,
 ) -> Iterator[Any]:
-    """Stand for torch's `rendezvous`, the `original`: go to the store of the run where another one is named for all its ranks.
+    """Replace torch's `rendezvous` (`original`): use the store of the run if the program names another one for all
+    ranks.
 
-    `given` are torchrun's variables. The names of a group of all ranks begin with `next_prefix`, unless that is "".
+    `given` are torchrun's variables. The keys of a group of all ranks start with `next_prefix`, unless that is "".
     """
     if _is_elsewhere(given, url, rank, world_size):
         place = {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
@@ -51,7 +52,7 @@ def _asked(url: Any) -> list[str | None]:
 def _is_elsewhere(
     given: Mapping[str, str], url: Any, rank: int, world_size: int
 ) -> bool:
-    """Whether all ranks of the run are to meet at another store than that of torchrun's agent, which they use."""
+    """Whether all ranks of the run would meet at another store than torchrun's."""
     now = os.environ
     parts = urlsplit(str(url))
     ranks = [

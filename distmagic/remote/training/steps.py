@@ -1,16 +1,17 @@
-"""Counts the steps of this rank, and has all ranks of a run stop after the same one.
+"""Counts the steps of this rank, and makes all ranks of a run stop after the same step.
 
-An interrupt that comes to all ranks at one moment finds some of them in one step and some in the next. Under
-DistributedDataParallel most models are lost by that: gradients of one step meet those of another. So ranks agree:
+If all ranks were interrupted at one moment, some would be in one step and some in the next. Under
+DistributedDataParallel that leaves most models unusable: gradients of one step are averaged with those of another. So
+ranks agree:
 
-    ask       each rank says how many steps it has made, and waits after its next one
-    stop_at   it goes on to the step that all were given, and raises KeyboardInterrupt there
+    ask       each rank reports its number of steps, and waits after its next one
+    stop_at   it continues to the common step, and raises KeyboardInterrupt after it
 
-No rank passes the step after its count before it has an answer. So the highest count of all, and one more, is a step
-that each rank still has before it. A rank that gets no answer goes on by itself.
+No rank passes the step after its count before it has an answer. So no rank has passed the highest count of all plus
+one. A rank that gets no answer continues after a time limit.
 
-A step is the end of an optimizer's `step`; where there is none, of an iteration of `track` or of a bar of tqdm. Steps
-inside a backward pass, of another thread, and in a program that torch compiles are not counted.
+A step is the end of an optimizer's `step`; without optimizers, of an iteration of `track` or of a bar of tqdm. Steps
+inside a backward pass, on another thread, and in compiled code are not counted.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from typing import Any
 
 from distmagic.remote.training import import_hooks
 
-PATIENCE_S = 5.0  # that a rank waits for the step at which it is to stop
+PATIENCE_S = 5.0  # time that a rank waits for the step at which to stop
 _OPTIMIZER = "torch.optim.optimizer"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How many steps and iterations this rank has made.
+    """The number of steps and iterations of this rank.
 
-    `idle_s` is how long ago its last step was, and `step_s` how long that took, in seconds.
+    `idle_s` is the time since its last step, and `step_s` the duration of that step, in seconds.
     """
 
     steps: int
@@ -45,7 +46,7 @@ class Steps:
 
 
 class _Counting:
-    """What is counted in this process, and what it was asked. `thread` is the one that counts, 0 outside a run."""
+    """The counts and the request in this process. `thread` is the counted thread, 0 outside a run."""
 
     def __init__(self) -> None:
         self.thread = 0
@@ -68,7 +69,7 @@ _counting = _Counting()
 
 
 def install(after_each: Callable[[], object] | None = None) -> None:
-    """Count from now on what the thread that calls this does. `after_each` is called after each step of an optimizer."""
+    """Count the calling thread's steps from now on. `after_each` is called after each step of an optimizer."""
     _counting.thread = threading.get_ident()
     _counting.after_each = after_each or _counting.after_each
     if not _counting.is_installed:
@@ -78,15 +79,15 @@ def install(after_each: Callable[[], object] | None = None) -> None:
 
 
 def begin() -> None:
-    """Count from 0 again, as if nobody had asked anything."""
+    """Restart the counts at 0, without a request."""
     with _counting.news:
         _counting.begin()
 
 
 def ask(patience_s: float = PATIENCE_S) -> Steps:
-    """Return the counts so far, and have this rank wait after its next step: until it has an answer, or for so long."""
+    """Return the counts so far, and make this rank wait after its next step, until an answer or for `patience_s`."""
     with _counting.news:
-        # Before the counts are read: a rank that makes its next step meanwhile waits already.
+        # Before the counts are read: a rank that makes its next step meanwhile already waits.
         _counting.stop = None
         _counting.until_s = time.monotonic() + patience_s
         _counting.is_asked = True
@@ -99,7 +100,10 @@ def ask(patience_s: float = PATIENCE_S) -> Steps:
 
 
 def stop_at(kind: str, number: int) -> bool:
-    """Have KeyboardInterrupt raised after that "step" or "iteration". Return False where this rank goes on: it waited for too long."""
+    """Raise KeyboardInterrupt after that "step" or "iteration".
+
+    Return False if this rank has already continued, after waiting too long.
+    """
     with _counting.news:
         if not _counting.is_asked or _counting.counts[kind] > number:
             return False
@@ -109,7 +113,7 @@ def stop_at(kind: str, number: int) -> bool:
 
 
 def go_on() -> None:
-    """Have this rank go on as if nobody had asked."""
+    """Let this rank continue as without a request."""
     with _counting.news:
         _counting.is_asked = False
         _counting.news.notify_all()
@@ -133,7 +137,7 @@ def _count_steps(optimizer: Any) -> None:
     in_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
     def stepped(*_: object) -> None:
-        # In this order: what torch compiles must not depend on a count.
+        # In this order: compiled code must not depend on a count.
         if (
             torch.compiler.is_compiling()
             or in_backward() != -1
@@ -152,7 +156,7 @@ def _count_steps(optimizer: Any) -> None:
 
 
 def _is_inner(hook: FrameType | None) -> bool:
-    """Whether this step is one within the step of another optimizer, which is not over then."""
+    """Whether this step is inside the step of another optimizer, which has not ended yet."""
     wrapper = hook and hook.f_back
     frame = wrapper and wrapper.f_back
     while frame is not None and wrapper is not None:
@@ -163,7 +167,7 @@ def _is_inner(hook: FrameType | None) -> bool:
 
 
 def _wait(kind: str) -> None:
-    """Wait for an answer; raise KeyboardInterrupt where this is the step to stop at, or one after it."""
+    """Wait for an answer; raise KeyboardInterrupt if this is the step to stop at, or a later one."""
     with _counting.news:
         while _counting.is_asked and _counting.stop is None:
             left_s = _counting.until_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""What a host answers to the notebook's requests; not in the journal."""
+"""Answers of a host to the notebook's requests. They are not in the journal."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Facts:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The address of this host, and its interface, from which it dials the peer of the request.
+    """The address and interface of the host on its route to the peer of the request.
 
-    `time_s` is what its clock shows, in seconds since 1970; 0 where that is not said.
+    `time_s` is its clock, in seconds since 1970; 0 if not sent.
     """
 
     address: Word
@@ -69,7 +69,7 @@ class Route:
 @message
 @dataclass(frozen=True, kw_only=True)
 class FreePort:
-    """A port that nothing uses, neither by TCP nor by UDP. That may change at any time: it is for use at once."""
+    """A port that is free for TCP and UDP. Use it at once, because that may change at any time."""
 
     port: int
 
@@ -109,7 +109,7 @@ class Examined:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Knocked:
-    """What was behind each door, in the order of the request: see `distmagic.remote.checkup.doors`."""
+    """The result of connecting to each port, in the order of the request: see `distmagic.remote.checkup.doors`."""
 
     answers: tuple[Word, ...] = ()
 
@@ -117,7 +117,7 @@ class Knocked:
 @message
 @dataclass(frozen=True, kw_only=True)
 class DevicesClaimed:
-    """The claims of other jobs on the devices, the oldest first; none: this job has the devices now."""
+    """The claims of other jobs on the devices, oldest first; if empty, this job has the devices now."""
 
     others: tuple[DeviceClaim, ...] = ()
 
@@ -125,7 +125,7 @@ class DevicesClaimed:
 @message
 @dataclass(frozen=True, kw_only=True)
 class MissingBlobs:
-    """The blobs of an offer that this host does not have."""
+    """The blobs of an offer that the host lacks."""
 
     sha256: tuple[Word, ...] = ()
 
@@ -133,7 +133,7 @@ class MissingBlobs:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The port at which the host serves blobs; 0 if it can't, and `why`."""
+    """The port at which the host serves blobs; 0 if it can't, for the reason `why`."""
 
     port: int
     why: Paragraph = ""
@@ -142,7 +142,7 @@ class Serving:
 @message
 @dataclass(frozen=True, kw_only=True)
 class ReceivedBytes:
-    """So many bytes of the blobs of `ReceiveBlobs` have arrived, of all together."""
+    """The number of bytes of all blobs of `ReceiveBlobs` that have arrived."""
 
     size_bytes: int
 
@@ -150,9 +150,9 @@ class ReceivedBytes:
 @message
 @dataclass(frozen=True, kw_only=True)
 class NeedBlob:
-    """Ask the notebook for the rest of a blob, from `offset` on: its bytes follow.
+    """Requests the rest of a blob from the notebook, from `offset` on; its bytes follow.
 
-    `why` says why they do not come from the other host, "" where there is none.
+    `why` is the reason why the other host does not send them, "" if there is no other host.
     """
 
     sha256: Word
@@ -163,7 +163,7 @@ class NeedBlob:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """`size_bytes` raw bytes follow this line; `skipped_bytes` of the same file come before them and are not sent."""
+    """`size_bytes` raw bytes follow this line; the `skipped_bytes` before them in the same file are not sent."""
 
     size_bytes: Size
     skipped_bytes: Size = 0
@@ -172,7 +172,7 @@ class Data:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """Some of the jobs of which this host has something, the oldest first. After the last of them comes one without any."""
+    """Some of the jobs on this host, oldest first. An empty message marks the end."""
 
     jobs: tuple[JobListing, ...] = ()
 
@@ -180,7 +180,10 @@ class Jobs:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """So many bytes were removed: of a job, or of blobs. For `PruneBlobs` without `removes`: would be."""
+    """The number of removed bytes, of a job or of blobs.
+
+    For `PruneBlobs` without `removes`, the number that could be removed.
+    """
 
     size_bytes: int
 
@@ -188,7 +191,7 @@ class Removed:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """The files of a job that have the traces of a profile so far, and how many ranks of the node have none yet."""
+    """The files of a job with traces of a profile so far, and the number of ranks of the node without one."""
 
     files: tuple[Word, ...] = ()
     waiting: int = 0
@@ -197,7 +200,7 @@ class Profiled:
 @message
 @dataclass(frozen=True, kw_only=True)
 class WorkDirReady:
-    """The working directory of the node that is being started; `notice` is what a user should know of it."""
+    """The working directory of the node that is being started; `notice` is a message for the user."""
 
     path: HostPath
     notice: Annotated[str, "line", 2000] = ""
@@ -206,7 +209,7 @@ class WorkDirReady:
 @message
 @dataclass(frozen=True, kw_only=True)
 class FoundFiles:
-    """Some of the files of `ListFiles`. After the last of them comes one without any."""
+    """Some of the files of `ListFiles`. An empty message marks the end."""
 
     files: tuple[FoundFile, ...] = ()
 
@@ -214,7 +217,7 @@ class FoundFiles:
 @message
 @dataclass(frozen=True, kw_only=True)
 class FileBegins:
-    """A file is `size_bytes` long, and is sent from `offset` on."""
+    """A file has `size_bytes`, and is sent from `offset` on."""
 
     size_bytes: Size
     offset: Size = 0
@@ -223,7 +226,7 @@ class FileBegins:
 @message
 @dataclass(frozen=True, kw_only=True)
 class FileEnds:
-    """All of a file was sent. `has_changed`: what was sent is not what the file begins with any more."""
+    """All of a file was sent. `has_changed`: the file changed during the transfer."""
 
     has_changed: bool = False
 
@@ -231,7 +234,7 @@ class FileEnds:
 @message
 @dataclass(frozen=True, kw_only=True)
 class WorkDirs:
-    """The working directories that this host keeps, at most a thousand."""
+    """The working directories on this host, at most a thousand."""
 
     dirs: tuple[KeptWorkDir, ...] = ()
 
@@ -239,7 +242,7 @@ class WorkDirs:
 @message
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentProgress:
-    """The last line of what makes an environment."""
+    """The last line of output of the installer of an environment."""
 
     line: Word
     elapsed_s: Amount = 0.0
@@ -248,7 +251,7 @@ class EnvironmentProgress:
 @message
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentReady:
-    """The Python of an environment that is ready; `was_there`: nothing had to be made."""
+    """The Python of an environment that is ready; `was_there`: it existed already."""
 
     python: HostPath
     was_there: bool
@@ -258,7 +261,10 @@ class EnvironmentReady:
 @message
 @dataclass(frozen=True, kw_only=True)
 class LeadStart:
-    """The message with which the lead of a job was started. The gang channel's secret is in it: it is in no journal."""
+    """The message with which the lead of a job was started.
+
+    It contains the secret of the heartbeats, so it is in no journal.
+    """
 
     start: StartNode
 
@@ -266,9 +272,9 @@ class LeadStart:
 @message
 @dataclass(frozen=True, kw_only=True)
 class AgentGone:
-    """The agent of the job that was started or followed is gone; this conversation answers other requests again.
+    """The agent of the started or followed job has ended; this conversation answers other requests again.
 
-    `error` is the last line of the agent's own log, "" for none: an agent that ends well writes nothing there.
+    `error` is the last line of the agent's own log, "" if empty: an agent that ends without an error writes nothing.
     """
 
     error: Paragraph = ""
@@ -277,7 +283,7 @@ class AgentGone:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The request can't be met; `error` says why in words, `what` is the name of the request on the wire."""
+    """The request can't be fulfilled; `error` is the reason for the user, `what` the name of the request's type."""
 
     what: Word
     error: Paragraph
@@ -286,7 +292,7 @@ class Refused:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Templates:
-    """The templates of a notebook on this host. A template greets whoever connects with this, and itself alone in it."""
+    """The templates of a notebook on this host. A template also sends this as its greeting, with only itself in it."""
 
     templates: tuple[Template, ...] = ()
 
@@ -294,6 +300,6 @@ class Templates:
 @message
 @dataclass(frozen=True, kw_only=True)
 class AgentForked:
-    """A template has forked an agent with this process id."""
+    """A template has forked an agent with this pid."""
 
     pid: int

@@ -1,4 +1,4 @@
-"""What notebook and ranks say about cells of ranks that stay: requests, which the agent hands on, and events."""
+"""Messages about cells on ranks that stay: requests, which the agent forwards to ranks, and events."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from distmagic.remote.wire.codec import message, request
 from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import GroupCalls
 
-MOST_NAMES = 2000  # of one rank
+MOST_NAMES = 2000  # per rank
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class RunCell:
-    """Have these ranks run a cell, whose parcel is `data` in base64, or the blob of this name where it is longer.
+    """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
 
-    With `anew` they make their process group anew before. Cells are numbered from 1. A rank runs none a second time: the request may come again over a new connection.
+    With `anew` they first make their process group again. Cells are numbered from 1. A rank never runs one twice, so
+    the request may be repeated over a new connection.
     """
 
     cell: int
@@ -31,7 +32,7 @@ class RunCell:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ParkAtStep:
-    """Have these ranks report how many steps they have made in this cell, and wait after the next one."""
+    """Asks these ranks to report their number of steps in this cell, and to wait after the next one."""
 
     cell: int
     ranks: tuple[int, ...]
@@ -40,7 +41,7 @@ class ParkAtStep:
 @request
 @dataclass(frozen=True, kw_only=True)
 class StopAtStep:
-    """Raise KeyboardInterrupt in these ranks after this step of the cell; `kind` is "step" or "iteration"."""
+    """Asks these ranks to raise KeyboardInterrupt after this step of the cell; `kind` is "step" or "iteration"."""
 
     cell: int
     ranks: tuple[int, ...]
@@ -51,9 +52,10 @@ class StopAtStep:
 @request
 @dataclass(frozen=True, kw_only=True)
 class InterruptCell:
-    """Raise KeyboardInterrupt in these ranks, if they are at this cell; where that takes long, break their groups.
+    """Asks these ranks to raise KeyboardInterrupt if they run this cell; if that takes too long, their process groups
+    are broken.
 
-    `failed` is the rank whose failure is the reason, -1 where the user interrupts.
+    `failed` is the rank whose failure is the reason, -1 for the user's interrupt.
     """
 
     cell: int
@@ -64,7 +66,7 @@ class InterruptCell:
 @message
 @dataclass(frozen=True, kw_only=True)
 class CellBegan:
-    """A rank begins with a cell."""
+    """A rank has started a cell."""
 
     cell: int
     rank: int
@@ -73,9 +75,9 @@ class CellBegan:
 @message
 @dataclass(frozen=True, kw_only=True)
 class StepCount:
-    """How many steps of optimizers and iterations of bars a rank has made in a cell when it was to wait at the next.
+    """The number of optimizer steps and bar iterations of a rank in a cell, when it was asked to wait at the next one.
 
-    `idle_s` is how long ago its last step was, `step_s` how long that took.
+    `idle_s` is the time since its last step, `step_s` the duration of that step.
     """
 
     cell: int
@@ -89,10 +91,10 @@ class StepCount:
 @message
 @dataclass(frozen=True, kw_only=True)
 class CellEnded:
-    """A rank has ended a cell as `ended` says, in which the end of a rank is told; its process stays.
+    """A rank has ended a cell; `ended` describes how, like the end of a rank, but its process stays.
 
-    `shown` is the repr of the last expression, and `value` its parcel in base64, "" where that is long. `names` are
-    those that its cells have given values to. `groups` are its process groups, `holders` the names of what holds one;
+    `shown` is the repr of the last expression, and `value` its parcel in base64, "" if it is too large. `names` are the
+    names that cells on the rank have assigned. `groups` are its process groups, `holders` the variables that hold one;
     `is_broken`: its groups were broken.
     """
 
@@ -107,6 +109,6 @@ class CellEnded:
     is_broken: bool = False
 
 
-# What the agent hands on to ranks, and what it journals of theirs.
+# Messages that the agent forwards to ranks, and events of ranks that it journals.
 HandedOn = RunCell | ParkAtStep | StopAtStep | InterruptCell
 OfCells = CellBegan | StepCount | CellEnded

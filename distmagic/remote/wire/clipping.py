@@ -1,4 +1,4 @@
-"""Texts of any object and of any length, made to fit into a line."""
+"""Shortens texts of any objects so that they fit into a line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def text_of(value: object) -> str:
-    """Return `str(value)`, or what it raised."""
+    """Return `str(value)`, or the error that it raised."""
     try:
         return str(value)
     except Exception as error:  # noqa: BLE001 - the user's own __str__
@@ -15,8 +15,8 @@ def text_of(value: object) -> str:
 
 
 def ranges(ranks: Iterable[int]) -> list[str]:
-    """Return ranks in ascending order as users write them: `0-3` and `8`."""
-    parts: list[list[int]] = []  # of each its first, and its last
+    """Return ranks in ascending order, as ranges: `0-3` and `8`."""
+    parts: list[list[int]] = []  # the first and the last rank of each
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
             parts[-1][1:] = [rank]
@@ -26,7 +26,7 @@ def ranges(ranks: Iterable[int]) -> list[str]:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return a text that is at most `max_bytes` long as JSON; its middle is left out, as a traceback's ends say most."""
+    """Return a text of at most `max_bytes` in JSON; the middle is left out, as the ends of a traceback matter most."""
     if len(json.dumps(text)) <= max_bytes:
         return text
     kept = max_bytes

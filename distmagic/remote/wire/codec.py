@@ -1,8 +1,8 @@
-"""Writes messages as lines of JSON, and reads them again.
+"""Encodes messages as lines of JSON, and decodes them.
 
-Reading checks everything: whatever bytes come, `decode` returns a message whose fields have their types, or raises
-`BadLine`. A `Decoder` that gets limits keeps fields within their bounds (bounds.py), too: the notebook has one for what
-hosts send (distmagic/connection/limits.py).
+Decoding checks everything: for any bytes, `decode` returns a message whose fields have their types, or raises
+`BadLine`. A `Decoder` with limits also enforces the limits of fields (bounds.py): the notebook uses one for messages
+from hosts (distmagic/connection/limits.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import MISSING, fields, is_dataclass
 MAX_LINE_BYTES = 1 << 20
 _LARGEST = 1 << 63
 
-Message = typing.Any  # one of the classes that are entered by `message`
+Message = typing.Any  # one of the classes registered by `message`
 
 
 class BadLine(ValueError):
-    """A line that is not of this protocol; the text says what is wrong with it."""
+    """A line that violates the protocol; the text describes how."""
 
 
 _TYPES: dict[str, type] = {}
@@ -32,20 +32,20 @@ _M = typing.TypeVar("_M")
 
 
 def message(cls: type[_M]) -> type[_M]:
-    """Enter a class among the types of the wire, under its name in snake case: `GetRoute` is `get_route`."""
+    """Register a message class under its name in snake case: `GetRoute` is `get_route`."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
     _TYPES[name], _NAMES[cls] = cls, name
     return cls
 
 
 def request(cls: type[_M]) -> type[_M]:
-    """Enter a class as `message` does, and note that no host sends it."""
+    """Register a class like `message`, as one that no host sends."""
     _REQUESTS.add(cls)
     return message(cls)
 
 
 def name_of(message: Message) -> str:
-    """Return the name that the type of a message has on the wire."""
+    """Return the registered name of a message's type."""
     return _NAMES[type(message)]
 
 
@@ -56,8 +56,8 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 
 def plain(value: typing.Any) -> typing.Any:
-    """Return a message, or a part of one, as dicts and lists. Fields that are at their default are left out."""
-    # As most of what is encoded: the start of a node names all hosts.
+    """Return a message, or a part of one, as dicts and lists. Fields with their default value are left out."""
+    # The most frequent case: the start of a node names all hosts.
     if isinstance(value, str):
         return value
     if is_dataclass(value):
@@ -70,12 +70,12 @@ def plain(value: typing.Any) -> typing.Any:
     return value
 
 
-# A limit gets a value that has its field's type, and returns one that is within the bound.
+# A limit takes a value of its field's type, and returns one within the limit.
 Limit = Callable[[typing.Any], typing.Any]
 
 
 class Wrong(Exception):
-    """A value that is not what its field wants; `path` leads to the field, and grows on the way out."""
+    """A value that its field does not accept; `path` leads to the field, and is extended on the way up."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -86,9 +86,9 @@ _Reader = Callable[[typing.Any], typing.Any]
 
 
 class Decoder:
-    """Reads messages, from anybody, or from hosts: these send no requests, and are kept within the bounds of fields.
+    """Decodes messages, from any sender or from hosts, which send no requests and whose fields are limited.
 
-    `limits` then has a function for each word in the `Annotated` of a field, which makes a limit of what stands behind it.
+    `limits` maps the word in a field's `Annotated` to a function, which makes a limit from the arguments after it.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Decoder:
         }
 
     def decode(self, line: bytes) -> tuple[int, Message | None]:
-        """Return sequence number and message of a line; None for a type that this half does not know.
+        """Return sequence number and message of a line; the message is None for an unknown type.
 
-        Raises `BadLine` for anything that is not of the protocol: no JSON, a missing field, a wrong type.
+        Raises `BadLine` for any violation of the protocol: no JSON, a missing field, a wrong type.
         """
         if len(line) > MAX_LINE_BYTES:
             raise BadLine(
@@ -131,14 +131,14 @@ class Decoder:
             raise BadLine(f"{raw['t']}{wrong.path}: {wrong.what}") from None
 
     def from_plain(self, kind: type[_M], value: typing.Any) -> _M:
-        """Return the `kind` of which `value` is the plain form. Raises `BadLine` where it isn't."""
+        """Return the object of class `kind` with the plain form `value`. Raises `BadLine` for an invalid value."""
         try:
             return typing.cast(_M, self._reader(kind)(value))
         except Wrong as wrong:
             raise BadLine(f"{kind.__name__}{wrong.path}: {wrong.what}") from None
 
     def _reader(self, kind: typing.Any) -> _Reader:
-        """Return a function that checks a plain value and makes a `kind` of it."""
+        """Return a function that checks a plain value and converts it to a `kind`."""
         if kind not in self._readers:
             self._readers[kind] = self._make_reader(kind)
         return self._readers[kind]

@@ -1,4 +1,4 @@
-"""Events of a job, from host to notebook: numbered from 1, in the journal before they are sent."""
+"""Events of a job, from host to notebook: numbered from 1, and written to the journal before they are sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distmagic.remote.wire.parts import (
 @message
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The agent is up. Always the first event."""
+    """The agent has started. Always the first event."""
 
     protocol: int
     job: Name
@@ -40,7 +40,7 @@ class Hello:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Whether this node can dial the rendezvous endpoint: "open" (the lead's own), "reached" or "unreached"."""
+    """Whether this node can connect to the rendezvous endpoint: "open" (its own), "reached" or "unreached"."""
 
     state: Word
     detail: Paragraph = ""
@@ -49,11 +49,11 @@ class Endpoint:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A rank's process is up and about to load the function.
+    """A rank's process has started and is about to load the function.
 
-    `round` counts how often the nodes have met before, where they may meet more than once: the ranks of a later round
-    take the place of all earlier ones, on whatever node. `local_world_size`: the ranks of its node; 0 where it is not
-    known, as from an agent of an earlier version.
+    `round` counts earlier rounds of the rendezvous, if there may be several: the ranks of a later round replace all
+    earlier ones, on any node. `local_world_size`: the number of ranks on its node; 0 if unknown, as from an agent of an
+    earlier version.
     """
 
     rank: int
@@ -68,11 +68,10 @@ class Worker:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a rank reported since the last line: coalesced, at most about 10 lines a second and rank.
+    """Progress of a rank since its last such event, merged: at most about 10 events per second and rank.
 
-    `step`, `total`: the latest of `report`, None if there was none. `rows`: metrics in order, thinned out when a rank
-    reports faster than is useful. `bars`: those that changed. `is_printed`: the metrics are numbers of lines that the rank
-    has only printed.
+    `step`, `total`: the latest of `report`, None if there was none. `rows`: metrics in order, thinned if a rank reports
+    very often. `bars`: those that changed. `is_printed`: the metrics were read from printed lines.
     """
 
     rank: int
@@ -89,7 +88,7 @@ class Progress:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture that a rank shows: a PNG in base64. `step` is how far the rank was, None where it has not said."""
+    """A picture that a rank shows: a PNG in base64. `step` is the rank's step, None if unknown."""
 
     rank: int
     restart: int
@@ -100,11 +99,11 @@ class Picture:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Text that a rank (or torchrun: rank -1) wrote. `offset` is its place, in bytes, in the log on the host.
+    """Text that a rank (or torchrun: rank -1) wrote. `offset` is its position in bytes in the log on the host.
 
-    `skipped_bytes` in front of it are in the log but are not sent: nobody can read that fast.
-    The journal keeps `size_bytes` in place of the text, which is in the log already. Where a full disk kept the text out
-    of the log, the journal has the text.
+    The `skipped_bytes` before it are in the log but are not sent, because nobody can read that fast. The journal has
+    `size_bytes` instead of the text, which is already in the log. If a full disk kept the text out of the log, the
+    journal has the text.
     """
 
     rank: int
@@ -120,8 +119,8 @@ class Output:
 class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
 
-    Or "replaced": killed by its agent, because an elastic job forms anew. `group_use` says what it had to do with process
-    groups: "none", "unused", "used", or "" where that is not known.
+    Or "replaced": killed by its agent, because an elastic job restarts its ranks. `group_use` is its use of process
+    groups: "none", "unused", "used", or "" if unknown.
     """
 
     rank: int
@@ -137,9 +136,9 @@ class Ended:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Paused:
-    """A rank waits for somebody to type a line: at `line` of `file` its code called `input`, or a debugger does.
+    """A rank waits for the user's input: at `line` of `file`, its code or a debugger called `input`.
 
-    `prompt` counts the lines that this process has waited for, and `asks` is what it has written to ask for this one.
+    `prompt` counts the inputs for which this process has waited, and `asks` is the printed prompt.
     """
 
     rank: int
@@ -153,7 +152,7 @@ class Paused:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """A rank waits for the line of this `prompt` no longer."""
+    """A rank no longer waits for the input with this `prompt`."""
 
     rank: int
     restart: int
@@ -163,7 +162,7 @@ class Resumed:
 @message
 @dataclass(frozen=True, kw_only=True)
 class EngineEnded:
-    """torchrun ended on this node with exit code `code`; `exits` are the ranks that failed, as torchrun reports them."""
+    """torchrun ended on this node with exit code `code`; `exits` are the failed ranks in its report."""
 
     code: int
     exits: tuple[Exit, ...] = ()
@@ -172,7 +171,7 @@ class EngineEnded:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something that a user should know and that is no failure."""
+    """A message for the user that is no failure."""
 
     text: Paragraph
 
@@ -180,7 +179,7 @@ class Notice:
 @message
 @dataclass(frozen=True, kw_only=True)
 class PeerState:
-    """How this node hears another one over the gang channel: "joined", "silent" (never heard), "lost" or "back"."""
+    """The state of another node's heartbeats at this node: "joined", "silent" (none ever), "lost" or "back"."""
 
     node_rank: int
     state: Word
@@ -189,7 +188,7 @@ class PeerState:
 @message
 @dataclass(frozen=True, kw_only=True)
 class NodeAdded:
-    """A host is one more node of an elastic job, as the lead says: the last of `hosts`, which are those of all nodes.
+    """The lead has added a host to an elastic job: the last of `hosts`, which are those of all nodes.
 
     The notebook whose `AddNode` had this `request_id` starts that node.
     """
@@ -198,16 +197,16 @@ class NodeAdded:
     hosts: tuple[Name, ...]
 
 
-LEFT = "left"  # in place of a request
+LEFT = "left"  # used instead of a request ID
 
 
 @message
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """Where a rank was when the request `request_id` came: its main thread first. Without threads, `silence` says why.
+    """Where a rank was at the request `request_id`: its main thread first. Without threads, `silence` is the reason.
 
-    `calls` are the collective calls that it has made, as far as torch has recorded them. With `LEFT` in place of the
-    request it has left them because such a call has failed.
+    `calls` are its collective calls, as far as torch has recorded them. With `LEFT` instead of a request ID, the rank
+    wrote this itself because such a call failed.
     """
 
     request_id: Word
@@ -221,7 +220,7 @@ class Stacks:
 @message
 @dataclass(frozen=True, kw_only=True)
 class NodeStopping:
-    """From here on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
+    """From now on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
     reason: Paragraph
     culprit: int = -1
@@ -230,7 +229,7 @@ class NodeStopping:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Detached:
-    """The job needs no notebook from here on. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
+    """From now on the job needs no notebook. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
 
     why: Paragraph
 
@@ -238,9 +237,9 @@ class Detached:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """In place of the events from its own number up to `through`: their host has not kept them.
+    """Replaces the events from its own number up to `through`, which the host has not kept.
 
-    They were reports and lines of output, or came while the disk was full; the number after it is `through` + 1.
+    They were reports and lines of output, or came while the disk was full. The next event has the number `through` + 1.
     """
 
     through: Size
@@ -249,7 +248,7 @@ class Skipped:
 @message
 @dataclass(frozen=True, kw_only=True)
 class StacksDone:
-    """The stacks of all `ranks` ranks that run on this node have been sent, for the request `request_id`."""
+    """The stacks of all `ranks` running ranks of this node were sent, for the request `request_id`."""
 
     request_id: Word
     ranks: int
@@ -258,11 +257,11 @@ class StacksDone:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Final:
-    """Nothing of the job runs on this node any more, but for `survivors` (name, pid and state).
+    """Nothing of the job runs on this node any more, except `survivors` (name, pid and state).
 
-    It is the last event of a node, but for the lead: that may still have news of other nodes.
+    It is the last event of a node, except for the lead, which may still report about other nodes.
 
-    `reason`: "done", "stopped", "lease" (nobody renewed it) or an error in words.
+    `reason`: "done", "stopped", "lease" (no notebook renewed it) or the text of an error.
     """
 
     reason: Paragraph
@@ -272,9 +271,9 @@ class Final:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """How busy a host is: memory in bytes, network in bytes a second, GPUs in the order in which ranks count them.
+    """The load of a host: memory in bytes, network in bytes per second, GPUs in the order of ranks' GPU numbers.
 
-    None is what nothing tells of. It has no number: no journal has it, and a notebook that was away does not need it.
+    None means unknown. It has no number and is in no journal: a notebook that was disconnected does not need it.
     """
 
     cpu_utilization: AmountOrNone = None

@@ -1,4 +1,4 @@
-"""Bytes from a pipe, cut into lines and blocks. No reading in here: both halves feed it what they read."""
+"""Splits bytes from a pipe into lines and blocks. It does not read: its callers pass it the bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from distmagic.remote.wire.protocol import MAX_LINE_BYTES, BadLine
 
 
 class Lines:
-    """A buffer: bytes go in, whole lines or exact numbers of bytes come out."""
+    """A buffer: bytes are added, complete lines or exact numbers of bytes are taken out."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._searched = 0
 
     def feed(self, data: bytes) -> None:
-        """Add bytes at the end."""
+        """Append bytes."""
         self._data += data
 
     def line(self) -> bytes | None:
-        """Return the next line without its newline, None if it isn't whole yet. Raises `BadLine` if too long."""
+        """Return the next line without its newline, None if it is incomplete. Raises `BadLine` if it is too long."""
         end = self._data.find(b"\n", self._searched)
         if (len(self._data) if end < 0 else end) > MAX_LINE_BYTES:
             raise BadLine(f"a line of more than {MAX_LINE_BYTES} bytes")

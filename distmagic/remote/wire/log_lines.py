@@ -1,9 +1,9 @@
 """Messages as lines of a log, for a platform whose log is the only way from a task to the notebook. Pure.
 
-    distmagic event NUMBER PART/PARTS TEXT      an event, encoded as everywhere; numbers of a task grow
-    distmagic result RANK PART/PARTS TEXT       what a rank returned, in base64
+    distmagic event NUMBER PART/PARTS TEXT      an event in its usual encoding; the numbers of a task increase
+    distmagic result RANK PART/PARTS TEXT       a rank's return value, in base64
 
-A platform may cut long lines, so that a long text is spread over several. Any other line is nobody's message.
+A platform may cut long lines, so a long text is split into several. All other lines are ordinary output.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import re
 from dataclasses import dataclass, replace
 
 EVENT, RESULT = "event", "result"
-MOST_CHARS = 16_000  # of the text in one line: OSMO cuts lines of 64 KiB
+MOST_CHARS = 16_000  # limit for the text in one line: OSMO cuts lines of 64 KiB
 MOST_PARTS = 200
 _LINE = re.compile(r"distmagic (event|result) (\d{1,15}) (\d{1,3})/(\d{1,3}) (.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextPart:
-    """One line: part number `part`, from 1 on, of the `parts` of a text. `number` is an event's, or a rank's."""
+    """One line: part `part`, counted from 1, of the `parts` of a text.
+
+    `number` is the number of an event, or a rank.
+    """
 
     kind: str
     number: int
@@ -29,7 +32,7 @@ class TextPart:
 
 
 def written(kind: str, number: int, text: str) -> list[str]:
-    """Return the lines of a text, which has no line break. Raises ValueError for one that is too long."""
+    """Return the lines for a text without line breaks. Raises ValueError if it is too long."""
     pieces = [
         text[begin : begin + MOST_CHARS]
         for begin in range(0, max(len(text), 1), MOST_CHARS)
@@ -44,7 +47,7 @@ def written(kind: str, number: int, text: str) -> list[str]:
 
 
 def read(line: str) -> TextPart | None:
-    """Return the message that a log line carries, None if it is an ordinary line."""
+    """Return the text part in a log line, None for an ordinary line."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None
@@ -57,13 +60,13 @@ def read(line: str) -> TextPart | None:
 
 
 class Joining:
-    """Puts the texts of one task together; lines of a task come in order."""
+    """Joins the parts of one task's texts; lines of a task come in order."""
 
     def __init__(self) -> None:
         self._begun: list[TextPart] = []
 
     def add(self, part: TextPart) -> str | None:
-        """Return the whole text with its last part, None before. A text of which a part is missing is dropped."""
+        """Return the whole text after its last part, None before. A text with a missing part is dropped."""
         if part.part == 1:
             self._begun = [part]
         elif self._begun and part == replace(

@@ -18,7 +18,10 @@ from distmagic.remote.wire.bounds import (
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One progress bar of a rank, of tqdm or of `track`. `id` is unique in the rank; `closed` bars are finished."""
+    """One progress bar of a rank, from tqdm, rich or `track`.
+
+    `id` is unique in the rank; `closed` bars are finished.
+    """
 
     id: int
     desc: Word = ""
@@ -32,7 +35,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """One call of `report` with metrics: seconds since the rank started, the step if told, and the values."""
+    """One call of `report` with metrics: seconds since the rank's start, the step if given, and the values."""
 
     at_s: Amount
     step: AmountOrNone = None
@@ -41,7 +44,10 @@ class MetricRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception on a rank. `traceback` is ready to show: our own frames are gone, cells carry their number."""
+    """An exception on a rank.
+
+    `traceback` is ready to show: without distmagic's frames, and with the labels of cells.
+    """
 
     type: Paragraph
     message: Annotated[str, "lines", 40_000]
@@ -50,9 +56,9 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCalls:
-    """A process group of a rank: its size, how many calls the rank has made in it, and the last one, such as all_reduce.
+    """A process group of a rank: its size, its number of calls by this rank, and the last one, such as all_reduce.
 
-    Calls that ranks make alone, as `send` is, don't count.
+    Calls between single ranks, such as `send`, don't count.
     """
 
     name: Word
@@ -63,7 +69,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How torchrun saw a rank's process end: `code` is negative for a signal."""
+    """The end of a rank's process, as torchrun saw it: `code` is negative for a signal."""
 
     rank: int
     local_rank: int
@@ -107,7 +113,7 @@ class JobTerms:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether hosts may come to the job while it runs."""
+        """Whether hosts may join the job while it runs."""
         return self.max_nodes > 0
 
 
@@ -115,8 +121,8 @@ class JobTerms:
 class DeviceClaim:
     """A job that has a device of a host.
 
-    `device` is as this run has named it. `job` is "" where it is not known. `owner` is who began the job: of another
-    user only the name, "" where nothing is known. `since_s`: seconds since 1970 by the host's clock.
+    `device` is its name in this run's request. `job` is "" if unknown. `owner` is the owner of the job: only the user
+    name for another user, "" if unknown. `since_s`: seconds since 1970 by the host's clock.
     """
 
     device: Word
@@ -127,9 +133,9 @@ class DeviceClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """A node's place in the gang channel of its job: `secret` in hex, its own address, the lead's address and port.
+    """A node's settings for heartbeats: the job's `secret` in hex, the node's own address, the lead's address and port.
 
-    `nodes`: with how many nodes the job began. A node that is not heard for `lost_after_s` is lost.
+    `nodes`: the number of nodes at the start of the job. A node without heartbeats for `lost_after_s` is lost.
     """
 
     secret: str = field(repr=False)
@@ -142,12 +148,12 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkDir:
-    """The working directory of a run on a host, which is kept for the next run of this name.
+    """The working directory of a run on a host, kept for the next run with the same name.
 
-    `origin` is the person and the notebook or script that use it: another one of the same name gets another directory. It
-    is "" where the user has named the directory, for all runs that name it so. `manifest` is the blob that lists the files to be brought, "" for none: `files` of them, `size_bytes` long. Ranks begin in the
-    folder `inside` of it, "" being the directory itself. `is_fresh`: it is emptied before. `path` is where it is, ""
-    before the host has made it.
+    `origin` is the user and the notebook or script that use it: another one with the same name gets another directory.
+    It is "" if the user has named the directory, which all runs with that name share. `manifest` is the blob with the
+    list of files to write, "" for none: `files` files with `size_bytes`. Ranks start in its subfolder `inside`, ""
+    being the directory itself. `is_fresh`: it is emptied first. `path` is its path, "" before the host has made it.
     """
 
     name: str
@@ -162,11 +168,12 @@ class WorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinTemplate:
-    """What the lead of an elastic job keeps for nodes that come later, beside its own start message.
+    """The settings that the lead of an elastic job keeps for nodes that join later, in addition to its own start
+    message.
 
     `sizes` are the bytes of the payload's blobs in the order call, code, side files. `nproc_per_node` is a number as
-    text, gpu, cpu, auto, or "" where the user named none. `cwd` is "" where the user named none. `work` is for those
-    that are not the notebook's own machine.
+    text, gpu, cpu, auto, or "" if the user set none. `cwd` is "" if the user set none. `work` is for hosts other than
+    the notebook machine.
     """
 
     sizes: tuple[int, ...]
@@ -177,9 +184,9 @@ class JoinTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One frame of a thread. `file` is a cell's label, or a module's path without the part that hosts differ in.
+    """One frame of a thread. `file` is a cell's label, or a module's path without the part that differs between hosts.
 
-    `mine`: it is the user's own code, of a cell, a script or a module of theirs. `text` is its line, where known.
+    `mine`: it is code of the user: a cell, a script or a module. `text` is its source line, if known.
     """
 
     file: Word
@@ -191,14 +198,14 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One thread's frames, the innermost last."""
+    """The frames of one thread, innermost last."""
 
     frames: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRecord:
-    """A collective call of a rank: its number in its group, and what it takes, as `[4], [2, 3]`."""
+    """A collective call of a rank: its number in its group, and the shapes of its tensors, as in `[4], [2, 3]`."""
 
     number: int
     name: Word
@@ -210,8 +217,8 @@ class CallRecord:
 class GroupRecord:
     """The last calls of a rank in a process group, in order.
 
-    `name` is "" where the group has none of its own, and `ranks` where all ranks are in it. Each `backend` of a group
-    counts its own calls. `waits_s` is how old the first call is that is not over.
+    `name` is "" if the group has no name of its own, and `ranks` is "" if all ranks are in it. Each `backend` of a
+    group counts its own calls. `waits_s` is the age of the first unfinished call.
     """
 
     name: Word = ""
@@ -231,7 +238,7 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedFile:
-    """A file that a blob becomes: its `path` below a folder, percent-encoded."""
+    """A file made from a blob: its `path` below a folder, percent-encoded."""
 
     path: str
     blob: Blob
@@ -240,7 +247,7 @@ class PlacedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A certificate and its private key, both PEM: who holds them may take part in one delivery."""
+    """A certificate and its private key, both PEM: a process that has them may take part in one delivery."""
 
     certificate: str
     key: str = field(repr=False)
@@ -273,9 +280,10 @@ class JobListing:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWorkDir:
-    """A working directory that a host keeps, or by its whole path what `PlaceFiles` has brought. `age_s`: how long it has not been used. `is_used`: by a job that runs.
+    """A working directory on a host, or, with its whole path, a file or folder copied by `PlaceFiles`.
 
-    `owners` are those who began the jobs that have used it.
+    `age_s`: how long it was unused. `is_used`: a running job uses it. `owners` are the owners of the jobs that have
+    used it.
     """
 
     name: Name
@@ -288,9 +296,9 @@ class KeptWorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder on a host: the working directory of a job's node, or the folder `path` where `job` is "".
+    """A folder on a host: the working directory of a job's node, or the folder `path` if `job` is "".
 
-    A `path` counts from the home, unless it begins with a slash.
+    A `path` is relative to the home directory, unless it starts with a slash.
     """
 
     job: str = ""
@@ -300,9 +308,9 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFile:
-    """A file in a folder: its path below that, and when it was changed, in seconds since 1970.
+    """A file in a folder: its relative path, its size, and its last change in seconds since 1970.
 
-    On the wire the path is percent-encoded, see `file_names`.
+    In messages the path is percent-encoded, see `file_names`.
     """
 
     path: Annotated[str, "line", 3 * 4096]
@@ -312,7 +320,7 @@ class FoundFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """How busy a GPU is: `utilization` is 0 to 1. None is what nothing tells of."""
+    """The load of a GPU: `utilization` is 0 to 1. None means unknown."""
 
     utilization: AmountOrNone = None
     used_bytes: int | None = None
@@ -322,10 +330,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuHealth:
-    """What NVML tells of a GPU that a run should know before it begins. `holders` are processes that keep memory there.
+    """NVML's data about a GPU that matter before a run. `holders` are processes that use its memory.
 
-    `ecc_errors` were not corrected since the driver was loaded. `slowed_by` says why it runs slower than it could, "" for
-    nothing.
+    `ecc_errors` are uncorrected errors since the driver was loaded. `slowed_by` is why it runs slower than it could, ""
+    for nothing.
     """
 
     model: Word
@@ -338,7 +346,7 @@ class GpuHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class HostDoor:
-    """A port at which a host listens for a moment, and the secret that opens it."""
+    """A port at which a host listens for a moment, and the secret that a visitor must have."""
 
     address: Word
     port: int
@@ -347,10 +355,10 @@ class HostDoor:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A process that keeps torch loaded: how old it is, for how long unused, and its memory (shared pages in part).
+    """A process that keeps torch loaded: its age, how long it was unused, and its memory (with its share of shared
+    pages).
 
-    `packages` are those that it has loaded beside torch; `refused` those that can't be,
-    and why.
+    `packages` are the other packages that it has loaded; `refused` those that can't be loaded, with the reasons.
     """
 
     pid: int

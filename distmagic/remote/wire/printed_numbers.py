@@ -1,7 +1,7 @@
-"""Numbers of a training in a line of text, as `step 100: train loss 2.31, lr 3e-4`.
+"""Finds metrics in printed lines, such as `step 100: train loss 2.31, lr 3e-4`.
 
-Only what can be nothing else is taken: a name whose last word is well known, `:`, `=` or a space, and a number.
-`PrintedRows` makes rows of metrics of them, where a rank reports none in another way.
+Only unambiguous ones are accepted: a name whose last word is well known, then `:`, `=` or a space, and a number.
+`PrintedRows` makes rows of metrics from them, if a rank reports none in another way.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import re
 
 from distmagic.remote.wire.parts import MetricRow
 
-_MAX_CHARS = 400  # of a line; a longer one is no line of a training
+_MAX_CHARS = 400  # limit of a line; a longer one is no line about training
 _MAX_NAME = 40
-_KEPT_BYTES = 64 << 10  # of what a rank prints between two looks; of a flood its end
-_LINES = 50  # of one look whose numbers are taken, the last ones
-_PATTERNS = 16  # kinds of lines that a stream may have
+# Limit of a rank's output between two checks; only the end of more is used.
+_KEPT_BYTES = 64 << 10
+_LINES = 50  # lines of one check that are used, the last ones
+_PATTERNS = 16  # kinds of lines in one stream
 
 _KNOWN = frozenset(
     ("acc", "accuracy", "auc", "bleu", "bpb", "bpc", "entropy", "f1", "gnorm", "iou", "kl", "loss", "losses", "lr", "mae",
      "mfu", "miou", "mse", "nll", "norm", "perplexity", "ppl", "psnr", "return", "reward", "rmse", "ssim", "throughput", "top")
 )  # fmt: skip
 _TWO_WORDS = frozenset(("learning rate", "grad norm", "gradient norm"))
-# Words that only say which: in front of a known name as words of their own, or behind it as its last part.
+# Qualifying words: before a known name as separate words, or after it as its last part.
 _WHICH = frozenset(
     ("average", "avg", "best", "dev", "eval", "final", "mean", "running", "smooth", "test", "total", "train", "training",
      "val", "valid", "validation")
@@ -52,14 +53,14 @@ _HINT = re.compile(
 
 
 def may_have_numbers(text: bytes) -> bool:
-    """Whether `numbers_of` may find any in a text: a quick look, which most texts need only."""
+    """Whether `numbers_of` may find any in a text: a quick test, which excludes most texts."""
     return _HINT.search(text) is not None
 
 
 def numbers_of(line: str) -> dict[str, float]:
-    """Return the numbers of a line by their names, which are in small letters and without spaces; {} for nearly all lines.
+    """Return the numbers of a line by name, in lower case and without spaces; {} for nearly all lines.
 
-    Of a bar that was drawn (`40%|####`), and of a very long line, none.
+    Drawn bars (`40%|####`) and very long lines have none.
     """
     if len(line) > _MAX_CHARS or "\r" in line.rstrip() or "%|" in line:
         return {}
@@ -74,7 +75,7 @@ def numbers_of(line: str) -> dict[str, float]:
             ):
                 found.setdefault(name, share)
             continue
-        # "loss 3 times", "return 0.5": a whole number behind a space, and a line of code, may be anything.
+        # "loss 3 times", "return 0.5": an integer after a space, and a line of code, may mean anything.
         is_clear = not between.isspace() or not (value.isdigit() or name == "return")
         if name and is_clear:
             found.setdefault(name, float(value.replace(",", "")))
@@ -82,7 +83,7 @@ def numbers_of(line: str) -> dict[str, float]:
 
 
 def _share(value: str, total: str) -> float | None:
-    """Return 0.982 of `9820` and `10000`, None where that is no part of a whole."""
+    """Return 0.982 for `9820` and `10000`, None if it is no fraction."""
     part, whole = (text.replace(",", "") for text in (value, total))
     if not part.isdigit() or not 0 < int(whole) < 1 << 53 or int(part) > int(whole):
         return None
@@ -90,7 +91,7 @@ def _share(value: str, total: str) -> float | None:
 
 
 def step_of(line: str) -> float | None:
-    """Return the step that a line names; without one the count in `30/100`, else the epoch, else None."""
+    """Return the step in a line; without one, the count in `30/100`, else the epoch, else None."""
     text = _COLOUR.sub("", line)
     for pattern in (_COUNTED, _OUT_OF, _EPOCH):
         if match := pattern.search(text):
@@ -99,7 +100,7 @@ def step_of(line: str) -> float | None:
 
 
 def _name_of(text: str) -> str:
-    """Return the name that words in front of a number are, "" where they are none that is known."""
+    """Return the metric name in the words before a number, "" if it is not a known one."""
     *before, last = text.lower().split(" ")
     if before and f"{before[-1]} {last}" in _TWO_WORDS:
         last = f"{before.pop()}_{last}"
@@ -120,24 +121,24 @@ def _is_known(name: str) -> bool:
 
 
 class PrintedRows:
-    """What one stream of a rank prints, until somebody looks for rows in it.
+    """The printed output of one stream of a rank, until rows are read from it.
 
-    A line counts when another one has had the same names before: what is printed once is no curve.
+    A line counts only after another one with the same names: what is printed once is no curve.
     """
 
     def __init__(self) -> None:
         self._text = b""
-        # The first line of each kind, by its names; None when it is among the rows already.
+        # The first line of each kind, by its names; None once it is in the rows.
         self._firsts: dict[tuple[str, ...], tuple[str, MetricRow] | None] = {}
 
     def add(self, data: bytes) -> None:
-        """Keep what the rank has printed."""
+        """Add output of the rank."""
         self._text += data
         if len(self._text) > _KEPT_BYTES:
             _, _, self._text = self._text[-_KEPT_BYTES:].partition(b"\n")
 
     def take(self, at_s: float) -> list[MetricRow]:
-        """Return the rows of the whole lines since the last call, which came at `at_s` of the rank's life."""
+        """Return the rows of the complete lines since the last call, dated `at_s` seconds after the rank's start."""
         text, _, self._text = self._text.rpartition(b"\n")
         if not may_have_numbers(text):
             return []

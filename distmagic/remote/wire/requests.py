@@ -1,4 +1,4 @@
-"""What the notebook asks of a host."""
+"""Requests of the notebook to a host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distmagic.remote.wire.parts import (
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetRoute:
-    """Ask for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
+    """Asks for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
 
     peer: str
 
@@ -29,7 +29,7 @@ class GetRoute:
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetFreePort:
-    """Ask for a port of the host's own `address` that is free now; `FreePort` follows, or `Refused`."""
+    """Asks for a free port of the host's own `address`; `FreePort` follows, or `Refused`."""
 
     address: str
 
@@ -37,10 +37,10 @@ class GetFreePort:
 @request
 @dataclass(frozen=True, kw_only=True)
 class Examine:
-    """Ask what can be wrong with the host; `Examined` follows. `packages` are those whose versions are wanted.
+    """Asks for the doctor's data about the host; `Examined` follows. `packages` are those whose versions are wanted.
 
-    From then on it listens on these ports, 0 for any free one, at its own address on the way to `peer`, for hosts that have
-    the `secret`.
+    From then on the host listens on these ports (0 means any free one), at its own address on the route to `peer`, for
+    hosts that have the `secret`.
     """
 
     packages: tuple[str, ...] = ()
@@ -52,7 +52,10 @@ class Examine:
 @request
 @dataclass(frozen=True, kw_only=True)
 class Knock:
-    """Ask whether this host can dial these doors of others; `Knocked` follows. Without any its own doors close."""
+    """Asks whether this host can connect to these ports of other hosts; `Knocked` follows.
+
+    If empty, it closes its own ports.
+    """
 
     doors: tuple[HostDoor, ...] = ()
 
@@ -60,7 +63,7 @@ class Knock:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ClaimDevices:
-    """Get these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. No devices: give all back.
+    """Reserves these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. Empty: release all.
 
     The agent that this conversation starts next keeps them as long as it lives.
     """
@@ -72,7 +75,7 @@ class ClaimDevices:
 @request
 @dataclass(frozen=True, kw_only=True)
 class OfferBlobs:
-    """Ask which of these blobs the host wants to be sent."""
+    """Asks which of these blobs the host lacks, in order to send them."""
 
     blobs: tuple[Blob, ...] = ()
 
@@ -80,7 +83,7 @@ class OfferBlobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class CheckBlobs:
-    """Ask which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
+    """Asks which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
     blobs: tuple[Blob, ...]
 
@@ -88,10 +91,10 @@ class CheckBlobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ServeBlobs:
-    """Serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
+    """Asks the host to serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
 
-    `has_them`: the blobs are there. If not, `ReceiveBlobs` follows, and they are handed on while they arrive. `address`
-    is the host's own, and the only one that it listens on.
+    `has_them`: the host has the blobs. If not, `ReceiveBlobs` follows, and they are forwarded while they arrive.
+    `address` is the host's own, and the only one on which it listens.
     """
 
     blobs: tuple[Blob, ...]
@@ -103,9 +106,10 @@ class ServeBlobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ReceiveBlobs:
-    """Take these blobs, in this order, from the host that serves them at `address` and `port`; port 0: from the notebook.
+    """Asks the host to receive these blobs, in this order, from the host at `address` and `port`; port 0: from the
+    notebook.
 
-    Any number of `ReceivedBytes` and `NeedBlob` follow, and in the end `MissingBlobs` without any.
+    Any number of `ReceivedBytes` and `NeedBlob` follow, and at the end an empty `MissingBlobs`.
     """
 
     blobs: tuple[Blob, ...]
@@ -117,10 +121,10 @@ class ReceiveBlobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class TemplateRequest:
-    """Have torch loaded by the time that a job with these variables starts, and keep it loaded for the next ones.
+    """Asks for a process with torch loaded before a job with these variables starts, which is kept for later jobs.
 
     `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
-    `env` and `defaults` are those of `StartNode` as far as they are known. `preload`: modules to load besides.
+    `env` and `defaults` are those of `StartNode`, as far as known. `preload`: other modules to load.
     """
 
     owner: str
@@ -134,12 +138,14 @@ class TemplateRequest:
 @request
 @dataclass(frozen=True, kw_only=True)
 class StartNode:
-    """Start the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's blobs.
+    """Starts the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's
+    blobs.
 
-    With `work` the host first makes that directory ready and answers `WorkDirReady`; ranks begin there where `cwd` is
-    "". Without it they run on the notebook's own machine, where the files are. `env` replaces variables of the host's own environment, `defaults` only those that it lacks. `endpoint` is
-    "address port" of the rendezvous, "" where there is only one node; `membership` is None then. Without `warm` all
-    is started by exec. Only the lead of an elastic job has a `join_template`.
+    With `work` the host first prepares that directory and answers `WorkDirReady`; ranks start in it if `cwd` is "".
+    Without it they run on the notebook machine, which has the files. `env` replaces variables of the host's own
+    environment, `defaults` only adds missing ones. `endpoint` is "address port" of the rendezvous, "" for a single
+    node; then `membership` is None. Without `warm`, everything is started by exec. Only the lead of an elastic job has
+    a `join_template`.
     """
 
     job: str
@@ -164,7 +170,7 @@ class StartNode:
 @request
 @dataclass(frozen=True, kw_only=True)
 class FollowJob:
-    """Send the job's events after number `after`, and go on live. `live`: only those that come from now on."""
+    """Asks for the job's events after number `after`, including later ones. `live`: only events from now on."""
 
     job: str
     node_rank: int
@@ -175,19 +181,19 @@ class FollowJob:
 @request
 @dataclass(frozen=True, kw_only=True)
 class RenewLease:
-    """Renew the lease: of the job while there is one, else of the templates."""
+    """Renews the lease: of the job if there is one, else of the templates."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class DetachJob:
-    """Let the job live without a notebook. It is sent to the lead, which answers with the event `Detached`."""
+    """Lets the job run without a notebook. It is sent to the lead, which answers with the event `Detached`."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class StopNode:
-    """End the job on this node: its ranks are asked to end, and killed after `grace_s`."""
+    """Ends the job on this node: its ranks are asked to end, and killed after `grace_s`."""
 
     grace_s: float
     reason: str = "stopped"
@@ -196,9 +202,10 @@ class StopNode:
 @request
 @dataclass(frozen=True, kw_only=True)
 class DumpStacks:
-    """Ask every rank of this node where it is: `Stacks` of each rank and `StacksDone` follow, with this `request_id`.
+    """Asks every rank of this node for its stack: `Stacks` of each rank and `StacksDone` follow, with this
+    `request_id`.
 
-    `quietly`: only those ranks that have a thread which answers; none gets a signal.
+    `quietly`: only ranks that have an answering thread; none gets a signal.
     """
 
     request_id: str
@@ -208,7 +215,8 @@ class DumpStacks:
 @request
 @dataclass(frozen=True, kw_only=True)
 class RankInput:
-    """Send a rank of this node the line that it waits for. No answer follows: `Resumed` shows that the rank read it.
+    """Sends a rank of this node the line of input that it waits for. No answer follows: `Resumed` shows that the rank
+    read it.
 
     A rank that does not wait at this `prompt` gets nothing. `is_end` sends the end of its standard input instead. Only
     the text before the first newline is sent, at most 4 KiB.
@@ -223,13 +231,13 @@ class RankInput:
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetStart:
-    """Ask the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
+    """Asks the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class AddNode:
-    """Ask the lead of an elastic job to count a host as a new node.
+    """Asks the lead of an elastic job to register a host as a new node.
 
     `NodeAdded` with this `request_id` follows, or `Refused`.
     """
@@ -241,7 +249,7 @@ class AddNode:
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetBlob:
-    """Ask for a blob that this host has; `Data` and the bytes, or `Refused`, follow."""
+    """Asks for a blob; `Data` and the bytes, or `Refused`, follow."""
 
     sha256: str
 
@@ -249,9 +257,9 @@ class GetBlob:
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetFile:
-    """Ask for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
+    """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
 
-    With `most_bytes` for so many of them at most, which are the last ones of the file.
+    `most_bytes` limits the answer to the last bytes of the file.
     """
 
     job: str
@@ -264,7 +272,7 @@ class GetFile:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ProfileRanks:
-    """Ask the ranks of a node to profile their next steps, once for a `profile`; `Profiled` follows at once."""
+    """Asks the ranks of a node to profile their next steps, once for each `profile`; `Profiled` follows at once."""
 
     job: str
     node_rank: int
@@ -275,7 +283,7 @@ class ProfileRanks:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ResultTaken:
-    """The notebook has all of a result of a job; no answer follows."""
+    """Confirms that the notebook has received a whole result of a job; no answer follows."""
 
     job: str
     node_rank: int
@@ -285,9 +293,9 @@ class ResultTaken:
 @request
 @dataclass(frozen=True, kw_only=True)
 class SweepJob:
-    """End what is left of a node of this job, and what dead agents of its other nodes left running; `Final` follows.
+    """Ends what is left of a node of this job, and of dead agents of its other nodes; `Final` follows.
 
-    Without a `node_rank` no agent is ended that lives.
+    Without a `node_rank`, no live agent is ended.
     """
 
     job: str
@@ -297,7 +305,7 @@ class SweepJob:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ListJobs:
-    """Ask what the host has of jobs, or of one `job`: any number of `Jobs` follow, and one without any at the end."""
+    """Asks for the host's jobs, or one `job`: any number of `Jobs` follow, and an empty one at the end."""
 
     job: str = ""
 
@@ -305,9 +313,9 @@ class ListJobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class RemoveJob:
-    """Remove logs, results and journal of a job that has ended; `Removed` or `Refused` follows.
+    """Removes logs, results and journal of a finished job; `Removed` or `Refused` follows.
 
-    With an `owner` only if this host knows that it was this one who began the job.
+    With an `owner`, only if this host's records name it as the job's owner.
     """
 
     job: str
@@ -317,9 +325,9 @@ class RemoveJob:
 @request
 @dataclass(frozen=True, kw_only=True)
 class PruneBlobs:
-    """Count the bytes of blobs, environments and setups that nobody uses; remove these if `removes`. `Removed` follows.
+    """Counts the bytes of unused blobs, environments and setups; removes these if `removes`. `Removed` follows.
 
-    With an `owner` of environments only those that nobody else has asked for, and no setups.
+    With an `owner`, only environments that no other owner has requested, and no setups.
     """
 
     removes: bool = False
@@ -329,9 +337,9 @@ class PruneBlobs:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ListFiles:
-    """Ask which files below a folder fit a pattern.
+    """Asks for the files below a folder that match a pattern.
 
-    Any number of `FoundFiles` follow, and one without any at the end.
+    Any number of `FoundFiles` follow, and an empty one at the end.
     """
 
     folder: Folder
@@ -341,10 +349,10 @@ class ListFiles:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ReadFile:
-    """Ask for a file below a folder; `path` is percent-encoded.
+    """Asks for a file below a folder; `path` is percent-encoded.
 
-    The notebook has the first `size_bytes` of it, with this `sha256`: where they are still the same, only the rest is
-    sent. `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
+    The notebook has its first `size_bytes`, with this `sha256`: if they are unchanged, only the rest is sent.
+    `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
     """
 
     folder: Folder
@@ -356,9 +364,9 @@ class ReadFile:
 @request
 @dataclass(frozen=True, kw_only=True)
 class WriteFile:
-    """Offer a file for a folder; `path` is percent-encoded, and its own folders are made.
+    """Offers a file for a folder; `path` is percent-encoded, and its parent folders are made.
 
-    `FileBegins` says from which byte on the notebook is to send it. After the last byte comes `FileEnds`, or `Refused`.
+    `FileBegins` has the byte from which the notebook must send it. After the last byte comes `FileEnds`, or `Refused`.
     """
 
     folder: Folder
@@ -371,9 +379,10 @@ class WriteFile:
 @request
 @dataclass(frozen=True, kw_only=True)
 class PlaceFiles:
-    """Have these files in a folder; `MissingBlobs` follows, of files that are neither there nor here as blobs.
+    """Puts these files into a folder; `MissingBlobs` follows, with files that neither exist nor are on the host as
+    blobs.
 
-    The host keeps a list of them for `ListWorkDirs`; `origin` and `owner` are as for a working directory.
+    The host records them for `ListWorkDirs`; `origin` and `owner` are as for a working directory.
     """
 
     folder: Folder
@@ -385,13 +394,13 @@ class PlaceFiles:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ListWorkDirs:
-    """Ask for the working directories that this host keeps, and for what it was brought; `WorkDirs` follows."""
+    """Asks for the working directories on this host, and for files copied by `PlaceFiles`; `WorkDirs` follows."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class RemoveWorkDir:
-    """Remove a working directory that no job uses, or what was brought; `Removed` or `Refused` follows."""
+    """Removes a working directory that no job uses, or files copied by `PlaceFiles`; `Removed` or `Refused` follows."""
 
     name: str
 
@@ -399,11 +408,10 @@ class RemoveWorkDir:
 @request
 @dataclass(frozen=True, kw_only=True)
 class SyncEnvironment:
-    """Have a virtual environment with these packages, under this name.
+    """Asks for a virtual environment with these packages, under this name.
 
-    `requirements` are lines as pip reads them; in place of them `lock` may have the text of a lock file, by file name.
-    `owner` is who asks for it.
-    Any number of `EnvironmentProgress` follow, at least one a second, and then `EnvironmentReady` or `Refused`.
+    `requirements` are lines for pip; instead, `lock` may have the text of a lock file, by file name. `owner` requests
+    it. Any number of `EnvironmentProgress` follow, at least one per second, and then `EnvironmentReady` or `Refused`.
     """
 
     name: str
@@ -415,13 +423,13 @@ class SyncEnvironment:
 @request
 @dataclass(frozen=True, kw_only=True)
 class GetFacts:
-    """Ask for `Facts` once more: with it a conversation that was kept open between runs begins anew."""
+    """Asks for `Facts` again: a conversation that was idle between runs starts with it."""
 
 
 @request
 @dataclass(frozen=True, kw_only=True)
 class ListTemplates:
-    """Ask for the `Templates` of a notebook."""
+    """Asks for the `Templates` of a notebook."""
 
     owner: str
 
@@ -429,7 +437,7 @@ class ListTemplates:
 @request
 @dataclass(frozen=True, kw_only=True)
 class EndTemplates:
-    """End the templates of a notebook; an empty `Templates` follows. Jobs that they started go on."""
+    """Ends the templates of a notebook; an empty `Templates` follows. Jobs that they started run on."""
 
     owner: str
 
@@ -437,7 +445,7 @@ class EndTemplates:
 @request
 @dataclass(frozen=True, kw_only=True)
 class ForkAgent:
-    """Ask a template, on its host, for an agent with these variables; `AgentForked` follows."""
+    """Asks a template, on its host, for an agent with these variables; `AgentForked` follows."""
 
     start: StartNode
     env: dict[str, str]

@@ -1,32 +1,32 @@
-"""The words in text fields of messages that have a fixed set of values: why ranks are stopped, how a rank ended.
+"""The values of text fields with a fixed set of values: why ranks are stopped, and how a rank ended.
 
-On the wire these words are plain text: another version of distmagic may write a word that this one doesn't know. So a
-reader converts the text to the type first; `known_stop_reason` does it for reasons.
+In messages they are plain text: another version of distmagic may send a value that this one does not know. So a reader
+first converts the text to the type; `known_stop_reason` does that for reasons.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-# Why the ranks of a node, or of all nodes, are ended before they have ended by themselves.
+# Why the ranks of a node, or of all nodes, are ended before they end by themselves.
 StopReason = Literal[
     "failed",  # a rank, or torchrun, failed
     "lost",  # a node was lost, or this node lost the others
     "lease",  # no notebook renewed the lease
     "interrupted",  # Ctrl-C
-    "timeout",  # --timeout ran out
-    "rendezvous",  # a node can't dial the endpoint
+    "timeout",  # --timeout expired
+    "rendezvous",  # a node can't connect to the endpoint
     "hung",  # no rank advanced for --hang-timeout
     "stopped",  # `%distributed stop`, also from another notebook
-    "the agent was asked to end",  # SIGTERM came to the agent
-    "gang",  # --detach, but the nodes don't hear each other
+    "the agent was asked to end",  # the agent received SIGTERM
+    "gang",  # --detach, but the nodes receive no heartbeats of each other
     "abandoned",  # the notebook's own code failed
-    "too late",  # a node came to an elastic job that was over
+    "too late",  # a node joined an elastic job that was over
     "another host could not start",
-    "terminated",  # SIGTERM came to `distmagic run`
+    "terminated",  # `distmagic run` received SIGTERM
 ]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
-# Nothing has failed: ranks are asked to end by themselves, and have the job's grace for it.
+# Nothing has failed: ranks are asked to end by themselves, within the job's grace time.
 POLITE_REASONS: frozenset[StopReason] = frozenset(
     (
         "interrupted",
@@ -39,13 +39,13 @@ POLITE_REASONS: frozenset[StopReason] = frozenset(
     )
 )
 
-# How a rank ended. "replaced": its agent killed it, because an elastic job forms anew.
+# How a rank ended. "replaced": its agent killed it, because an elastic job restarts its ranks.
 RankOutcome = Literal["returned", "raised", "exited", "signalled", "replaced"]
 
-# What a rank had to do with process groups: it was in none; in one that did nothing; in one that did something.
+# A rank's use of process groups: it had none; it made no call in any; it made calls.
 GroupUse = Literal["none", "unused", "used"]
 
 
 def known_stop_reason(text: str) -> StopReason:
-    """Return a reason that came as text; "stopped" for one that this version doesn't know."""
+    """Return a reason received as text; "stopped" for an unknown one."""
     return text if text in STOP_REASONS else "stopped"

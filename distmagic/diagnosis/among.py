@@ -1,4 +1,4 @@
-"""In what hosts differ that should be alike. Pure."""
+"""Finds differences between hosts that should be equal. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from distmagic.planning.preflight import CLOCKS_APART_S
 
 @dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What should be alike on all hosts: the `value` of each, None where that says nothing.
+    """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
-    `words` say in a sentence what a host has, and `cure` what to do where it is another value than most hosts have; without
-    a cure it may well be another one. Both have names in braces.
+    `words` are the sentence about a host's value, and `cure` the advice for a value that differs from most hosts';
+    without a cure a difference is acceptable. Both have names in braces.
     """
 
     title: str
@@ -32,17 +32,17 @@ class Trait:
 
 
 def limit(value: int, unit: int = 1, words: str = "") -> str:
-    """Return a limit in words, "none" where there is none."""
+    """Return a limit as text, "none" without one."""
     return "none" if value < 0 else f"{value // unit:,}{words}"
 
 
 def models(one: Subject) -> tuple[str, ...]:
-    """Return the models of the GPUs that NVML knows, each once."""
+    """Return the GPU models known to NVML, each once."""
     return tuple(dict.fromkeys(gpu.model for gpu in one.examined.gpus))
 
 
 def _mtu(one: Subject) -> str | None:
-    """Return the size of packets of the card that leads to other hosts."""
+    """Return the MTU of the network interface that leads to other hosts."""
     route = one.examined.route
     mtu = one.examined.mtus.get(route.interface)
     return str(mtu) if mtu and not route.address.startswith("127.") else None
@@ -116,7 +116,7 @@ _NAMED = (
 
 
 def rows(subjects: Sequence[Subject]) -> list[Trait]:
-    """Return all that should be alike on these hosts, with the variables and packages that any of them has."""
+    """Return all properties that should be equal on these hosts, with the variables and packages of any of them."""
     found = list(_ROWS)
     for field, words, cure in _NAMED:
         names = {name for one in subjects for name in getattr(one.examined, field)}
@@ -132,7 +132,7 @@ def _named(field: str, name: str, one: Subject) -> str:
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find what is wrong among hosts that have answered; each finding is about the odd host, not about those it differs from."""
+    """Find differences among hosts that have answered; each finding is about the odd host, not the majority."""
     if len(subjects) > 1:
         for row in rows(subjects):
             if row.cure:
@@ -169,11 +169,11 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
 
 
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts that call themselves alike, as machines from one image do, and whose address, as the others dial it, is
-    another host's, too: that of a bridge for containers, say.
+    """Find hosts with equal hostnames, as from one machine image, whose address is also another host's, such as that of
+    a container bridge.
 
-    Of each machine one host is looked at: those of a playground share name and address, as they should. A host of which
-    the machine is not known is left out.
+    Only one host of each machine is checked: those of a playground share name and address, as they should. A host of an
+    unknown machine is left out.
     """
     machines: dict[str, Subject] = {}
     for one in subjects:

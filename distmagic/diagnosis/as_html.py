@@ -11,7 +11,7 @@ from distmagic.render import style
 
 
 def html(report: Diagnosis) -> str:
-    """Return all: what was looked at, the table, and the findings with their cures."""
+    """Return everything: what was checked, the table, and the findings with their cures."""
     first, _, alike = headline(report).partition("\n")
     parts = [style(), f'<div class="dm-head"><span>{escape(first)}</span></div>']
     if alike:

@@ -14,7 +14,7 @@ _CELL = 26  # columns
 
 
 def text(report: Diagnosis) -> str:
-    """Return all: what was looked at, the table, and the findings with their cures."""
+    """Return everything: what was checked, the table, and the findings with their cures."""
     parts = [headline(report)]
     for title, table in tables(report):
         lines = aligned(rows(report, table))
@@ -25,12 +25,12 @@ def text(report: Diagnosis) -> str:
 
 
 def in_words(findings: Sequence[Finding]) -> str:
-    """Return the findings, each with its hosts, what was seen there, and its cure below that; "" for none."""
+    """Return the findings, each with its hosts, the evidence, and its cure below; "" for none."""
     return "\n".join(_in_words(*one) for one in together(findings).items())
 
 
 def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
-    """Return the tables that have lines, each with its title; "" for the one of hosts."""
+    """Return the non-empty tables, each with its title; "" for the table of hosts."""
     every = (
         ("", report.table),
         ("Whether the row's host reaches the column's host", report.square),
@@ -40,7 +40,7 @@ def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
 
 
 def headline(report: Diagnosis) -> str:
-    """Return how many hosts were looked at, and how many errors and warnings there are."""
+    """Return the number of checked hosts, and of errors and warnings."""
     counts = Counter(one.level for one in report.findings)
     parts = [q.plural(count, level) for level, count in sorted(counts.items())]
     what = ", ".join(parts) or "nothing is wrong"
@@ -50,7 +50,7 @@ def headline(report: Diagnosis) -> str:
 
 
 def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:
-    """Return a table of the report with its head: an odd cell has a star."""
+    """Return a table of the report with its head; odd cells have a star."""
     found = [["", *map(plain, report.hosts)]]
     for line in table:
         cells = []
@@ -62,7 +62,7 @@ def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:
 
 
 def together(findings: Sequence[Finding]) -> Mapping[Finding, list[str]]:
-    """Return findings with their hosts; those that differ in nothing but the host are one."""
+    """Return findings with their hosts; those that only differ in the host are merged."""
     hosts: dict[Finding, list[str]] = {}
     for one in findings:
         hosts.setdefault(replace(one, host="", check=""), []).append(one.host)

@@ -1,4 +1,4 @@
-"""A finding of the doctor, and a host as the doctor has found it."""
+"""A finding of the doctor, and a host's answers to it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ANY_PORT = 0  # in place of the one that happened to be free
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with `host`. An "error" ends a run there; with a "warning" it may fail, or be slow.
+    """A fault of `host`. An "error" makes a run fail; with a "warning" it may fail, or be slow.
 
-    `check` names for programs what was looked at. `evidence` are sentences that say what was seen there, and `cure` is what
-    to do: a command to paste, or advice.
+    `check` identifies the check for programs. `evidence` are sentences about what was observed, and `cure` is a command
+    to paste, or advice.
     """
 
     level: Level
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreached:
-    """A host that gave no answer, and why."""
+    """A host that gave no answer, with the reason."""
 
     name: str
     error: DistmagicError
@@ -41,11 +41,11 @@ class Unreached:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A host by its answers.
+    """A host with its answers.
 
-    `by_hand` begins a command that runs something there. `clock_s` are the least and the most seconds that its clock can be
-    ahead of some clock that is the same for all hosts. `dials` has what it found behind the doors of others, by host and port, as
-    `distmagic.remote.checkup.doors` words it, and `named_ports` those that the user has named for a run.
+    `by_hand` is the start of a command that runs a program on it. `clock_s` is the min and max of its clock minus a
+    common clock. `dials` has the results of its connections to other hosts, by host and port, in the words of
+    `distmagic.remote.checkup.doors`; `named_ports` are those that the user has named for a run.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the table: a cell a host, "" where nothing is known. `odd` are the hosts that a finding is about."""
+    """One line of the table: one cell for each host, "" if unknown. `odd` are the hosts with a finding."""
 
     title: str
     cells: tuple[str, ...]
@@ -69,10 +69,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What the doctor has found on `hosts`: errors come before warnings. `alike` is what all hosts have in common.
+    """The doctor's findings on `hosts`: errors come before warnings. `alike` are properties that all hosts have in
+    common.
 
-    `square` has a line a host that dials, () where each of them reaches each. `speeds` has
-    how fast pairs of hosts were, where that was measured.
+    `square` has a line for each connecting host, () if all reach each other. `speeds` has the measured speeds of pairs
+    of hosts.
     """
 
     hosts: tuple[str, ...]
@@ -85,23 +86,23 @@ class Diagnosis:
 
     @property
     def has_errors(self) -> bool:
-        """Whether a run on these hosts fails."""
+        """Whether a run on these hosts would fail."""
         return any(one.level == "error" for one in self.findings)
 
 
 def odd_ones(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return what most hosts have, and what the others have, by host. Of equally many hosts the first one's counts."""
+    """Return the value of most hosts, and those of the others, by host. In a tie, the first host's value counts."""
     usual = Counter(values.values()).most_common(1)[0][0] if values else ""
     return usual, {host: one for host, one in values.items() if one != usual}
 
 
 def others_have(subjects: Sequence[Subject]) -> str:
-    """Return whom the odd host is compared with; of two hosts the odd one is the second."""
+    """Return the hosts with which the odd host is compared; of two hosts the second is the odd one."""
     return f"{subjects[0].name} has" if len(subjects) == 2 else "the others have"
 
 
 def filled(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with words in place of names in braces. Unlike `str.format` it takes any text, of hosts too."""
+    """Replace names in braces in a text. Unlike `str.format` it accepts any text, even from hosts."""
     for name, word in names.items():
         text = text.replace(f"{{{name}}}", word)
     return text

@@ -1,4 +1,4 @@
-"""What is wrong with the GPUs of a host, and with the torch that is to use them. Pure."""
+"""Finds faults of a host's GPUs, and of the torch that uses them. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HELD_BYTES = 1 << 30  # less is kept by displays, and by the driver
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
-    """Find what is wrong with the GPUs of a host that has any."""
+    """Find faults of the GPUs of a host that has any."""
     name, examined, torch = subject.name, subject.examined, subject.facts.torch
     if not examined.gpus:
         return
@@ -33,7 +33,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
 
 
 def _major(version: str) -> int:
-    """Return the first number of a version, 0 for a text that is none."""
+    """Return the first number of a version, 0 for an invalid one."""
     first = version.partition(".")[0]
     return int(first) if first.isdecimal() else 0
 

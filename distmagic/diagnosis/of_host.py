@@ -1,4 +1,4 @@
-"""What is wrong with one host by itself. Pure."""
+"""Finds faults of a single host. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCKED_BYTES = 1 << 30  # far more than an InfiniBand card needs for one rank
 
 
 def of_error(missed: Unreached) -> Finding:
-    """Return which step on the way to a host failed, and which ones did not."""
+    """Return a finding with the step of the connection that failed, and the steps that succeeded."""
     name, error = missed.name, missed.error
     evidence = error.message.removeprefix(f"{name}: ")
     step = error.step if isinstance(error, HostError) else ""
@@ -31,7 +31,7 @@ def of_error(missed: Unreached) -> Finding:
 
 
 def findings(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
-    """Find what is wrong with one host. `local_torch` is the version of torch on this machine, None for none."""
+    """Find faults of one host. `local_torch` is this machine's version of torch, None without one."""
     yield from _of_facts(subject, local_torch)
     yield from _of_name(subject)
     yield from _of_limits(subject)

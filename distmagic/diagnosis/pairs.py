@@ -1,4 +1,4 @@
-"""Which hosts are slow together, and whether it is a link or a host. Pure."""
+"""Finds slow pairs of hosts, and whether a link or a host is the cause. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATE_S = 0.5e-3  # less than this does not matter to a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two hosts that have done collectives with each other: time of the smallest one, and bytes a second of large ones."""
+    """Two hosts that ran collectives with each other: latency of the smallest, bytes per second of large ones."""
 
     hosts: tuple[str, str]
     latency_s: float
@@ -24,7 +24,7 @@ class Pair:
 
 
 def findings(pairs: Sequence[Pair]) -> list[Finding]:
-    """Return which hosts, and which links, are slower than most."""
+    """Return the hosts and links that are slower than most."""
     if len(pairs) < 2:
         return []
     rates = sorted(pair.bytes_per_s for pair in pairs)
@@ -42,7 +42,7 @@ def findings(pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def in_words(pair: Pair) -> str:
-    """Return what was measured of a pair."""
+    """Return the measurements of a pair as text."""
     return f"{_rate(pair.bytes_per_s)}, {_time(pair.latency_s)}"
 
 

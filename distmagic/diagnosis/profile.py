@@ -1,6 +1,6 @@
-"""What a profile of all ranks shows: one trace of them, where their time goes, and how long they wait for each other.
+"""Evaluates a profile of all ranks: one merged trace, where their time goes, and how long they wait for each other.
 
-Times in a trace are microseconds since a date that it names itself.
+Times in a trace are microseconds since a date in the trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STREAMS = 10**9  # above the numbers of threads
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One kind of operation: its own time and its calls, of one rank in one step; and the rank that it takes longest."""
+    """One kind of operation: its own time and number of calls, per rank and step; and its slowest rank."""
 
     name: str
     ms: float
@@ -38,9 +38,9 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """How long a rank is in collective calls in one step, and how much of that it waits for ranks that come later.
+    """How long a rank is in collective calls in one step, and how much of that it waits for later ranks.
 
-    `last` is of how many calls it is the one that comes last.
+    `last` is the number of calls in which it is the last one.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class RankWait:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A profile of running ranks. `path` is the trace, which https://ui.perfetto.dev opens; `notes` say what it lacks."""
+    """A profile of running ranks. `path` is the trace, for https://ui.perfetto.dev; `notes` list what it lacks."""
 
     path: Path
     steps: int
@@ -101,7 +101,7 @@ class Profile:
 
 
 def merged(traces: Mapping[int, Trace], hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return one trace of all ranks: a process for each, whose number is its rank, with its threads and streams."""
+    """Return one trace of all ranks: one process for each, whose pid is its rank, with its threads and streams."""
     bases = {rank: _base_us(trace) for rank, trace in traces.items()}
     first = min(bases.values(), default=0.0)
     events: list[dict[str, Any]] = []
@@ -139,7 +139,7 @@ def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
 
 
 def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
-    """Return the ten kinds of operations that take longest, without what they call: on GPUs where there are any."""
+    """Return the ten slowest kinds of operations, without nested calls; on GPUs if there are any."""
     us: dict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     calls: Counter[str] = Counter()
     on_gpu = any(_kinds(trace).intersection(_ON_GPU) for trace in traces.values())
@@ -172,7 +172,7 @@ def _kinds(trace: Trace) -> set[str]:
 
 
 def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:
-    """Return what happens in one thread with the time that each takes by itself, without what happens inside of it."""
+    """Return the events of one thread, each with its own time without nested events."""
     own: list[list[Any]] = []
     open_ones: list[list[Any]] = []
     for one in sorted(lane, key=lambda event: (event["ts"], -event["dur"])):
@@ -188,9 +188,9 @@ def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:
 
 
 def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
-    """Return how long ranks wait for each other in collective calls, first the one for which the others wait most.
+    """Return how long ranks wait for each other in collective calls, starting with the rank for which others wait most.
 
-    What the rank that comes last takes for a call is what the call itself takes; the others wait meanwhile.
+    The time of the last rank is that of the call itself; the others wait meanwhile.
     """
     if len(traces) < 2:
         return ()
@@ -225,7 +225,7 @@ def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
 
 
 def _collectives(trace: Trace) -> dict[str, list[tuple[float, float]]]:
-    """Return when the calls of each kind began and ended: kernels of NCCL, and what gloo's threads do."""
+    """Return start and end of the calls of each kind: NCCL kernels, and operations of gloo's threads."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     base = _base_us(trace)
     for one in trace["traceEvents"]:

@@ -1,4 +1,4 @@
-"""Who can dial whom. Pure."""
+"""Determines which hosts can connect to which. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LARGE_BY_HAND = "By hand: {dialler} ping -M do -s 8972 {address}"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Door:
-    """A port of one host as another one has found it."""
+    """A port of one host, as another host has found it."""
 
     dialler: Subject
     dialled: Subject
@@ -39,24 +39,24 @@ class _Door:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Who dials, and who is dialled."""
+        """The connecting host, and the other one."""
         return self.dialler.name, self.dialled.name
 
     @property
     def is_shut(self) -> bool:
-        """Whether it can't be dialled."""
+        """Whether connecting to it fails."""
         return self.answer != "open"
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Its location, as text."""
         named = "" if self.port == ANY_PORT else f", port {self.port}"
         return f" at {self.dialled.examined.route.address}{named}"
 
     def finding(
         self, what: str, more: str = "", *, of_dialler: bool = False
     ) -> Finding:
-        """Return what is wrong with the host that is dialled, or with the one that dials."""
+        """Return a finding about the host that listens, or about the one that connects."""
         host = self.dialler if of_dialler else self.dialled
         words = {
             "host": host.name,
@@ -82,7 +82,7 @@ class _Door:
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find which hosts can't dial each other: the host that is cut off from all, else each pair."""
+    """Find hosts that can't connect to each other: one finding for a host cut off from all, else one a pair."""
     by_name = {one.name: one for one in subjects}
     doors: dict[int, list[_Door]] = {ANY_PORT: []}
     for one in subjects:
@@ -120,9 +120,9 @@ def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Fi
 
 
 def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...]:
-    """Return a row for each host that dials, with a cell for each that is dialled; () where all doors are open.
+    """Return a row for each connecting host, with a cell for each other host; () if all connections work.
 
-    The row with the most closed doors comes first.
+    The row with the most failures comes first.
     """
     every = len({port for one in subjects for _, port in one.dials})
     rows = []

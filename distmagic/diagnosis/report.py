@@ -1,4 +1,4 @@
-"""All that the doctor has found: findings, and the rows of the table that are worth a look. Pure."""
+"""The doctor's report: findings, and the rows of the table worth showing. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distmagic.remote.checkup.collective import Measured
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Diagnosis):
-    """A diagnosis that shows itself as text and as a page, or with `is_data` as JSON."""
+    """A diagnosis that a cell shows as text and as a page, or with `is_data` as JSON."""
 
     is_data: bool = False
 
@@ -35,7 +35,7 @@ class Report(Diagnosis):
         return None if self.is_data else html(self)
 
     def to_json(self) -> str:
-        """Return the report as a text that programs read: hosts, findings, table."""
+        """Return the report as JSON: hosts, findings, table."""
         data: dict[str, object] = {"hosts": self.hosts}
         data["findings"] = [asdict(one) for one in self.findings]
         for name in ("table", "square", "speeds"):
@@ -50,7 +50,7 @@ class Report(Diagnosis):
 def report(
     every: Sequence[Subject | Unreached], local_torch: str | None, took_s: float = 0.0
 ) -> Report:
-    """Return what is wrong with these hosts, and in what they differ. `local_torch` is this machine's version of torch."""
+    """Return the faults of these hosts, and their differences. `local_torch` is this machine's version of torch."""
     there = [one for one in every if isinstance(one, Subject)]
     hosts = [one.name for one in every]
     found = sorted(
@@ -124,7 +124,7 @@ def _reached(one: Subject | Unreached) -> str:
 
 
 def _looked_at(subject: Subject) -> dict[str, str]:
-    """Return what may well differ among hosts, by title: it is shown where it is wrong on one of them."""
+    """Return properties that may differ between hosts, by title: one is shown if it is wrong on a host."""
     examined = subject.examined
     devices = {}
     for number, gpu in enumerate(examined.gpus):
@@ -144,7 +144,7 @@ def _looked_at(subject: Subject) -> dict[str, str]:
 def with_pairs(
     before: Report, results: Mapping[int, Sequence[Measured]], took_s: float
 ) -> Report:
-    """Return the report with what ranks have measured, one on each host, in their order."""
+    """Return the report with the measurements of ranks, one on each host, in their order."""
     measured = []
     speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
     for rank, measures in results.items():
@@ -166,7 +166,7 @@ def with_pairs(
 
 
 def with_failure(before: Report, error: DistmagicError) -> Report:
-    """Return the report with the error of the run that was to measure how fast hosts are."""
+    """Return the report with the error of the measuring run."""
     evidence = f"a run of one rank a host failed. {error.message}"
     finding = Finding("error", before.hosts[0], "collective", evidence, error.hint)
     return replace(before, findings=(finding, *before.findings))

@@ -1,4 +1,4 @@
-"""Where node 0 is dialled. Slurm's names of nodes need not be names of hosts: then Slurm is asked for the address."""
+"""The address of node 0. Slurm's node names may not be host names; then the address is queried from Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ASK_S = 10.0
 
 
 def address_of_lead(place: JobNode) -> str:
-    """Return the name or address to dial; a name that does not resolve yet is returned as it is, for it may do so late."""
+    """Return the name or address of node 0; an unresolvable name is returned too, as it may resolve later."""
     if not place.key.startswith("slurm "):
         return place.lead
     with contextlib.suppress(OSError):
@@ -33,6 +33,6 @@ def address_of_lead(place: JobNode) -> str:
 
 
 def address_in(said: str) -> str:
-    """Return the address in what `scontrol show node` says, "" if there is none. Pure."""
+    """Return the address in output of `scontrol show node`, "" if there is none. Pure."""
     found = re.search(r"(?:^|\s)NodeAddr=(\S+)", said)
     return found[1] if found else ""

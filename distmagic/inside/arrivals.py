@@ -1,14 +1,14 @@
-"""Who dials node 0: each connection is proved, then its first message says what it is for.
+"""Accepts connections to node 0: each peer authenticates, then its first message states the purpose.
 
     {"node": 1, "for": "up", "dial": 1, "python": PATH}
-                                                the node speaks: {"cell": 3, "digest": SHA256}, {"bye": true}
-    {"node": 1, "for": "down", "dial": 1}       node 0 speaks:   {"start": 7, "argv": [...]}, {"bye": true},
+                                                the node sends:  {"cell": 3, "digest": SHA256}, {"bye": true}
+    {"node": 1, "for": "down", "dial": 1}       node 0 sends:    {"start": 7, "argv": [...]}, {"bye": true},
                                                                  {"outcome": {...}, "cell": 3}
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
 
-A node whose connections break has left, and so has one that says anything else than these, as another distmagic may. One
-that was started again dials again.
+A node whose connections break counts as gone, and so does one that sends any other message, as another version may. A
+restarted node connects again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXT_BYTES = 1 << 17
 
 
 class Member:
-    """One of the other nodes, as far as it has dialled. Guarded by the condition of `Arrivals`."""
+    """One of the other nodes, with its connections so far. Guarded by the condition of `Arrivals`."""
 
     def __init__(self, node_rank: int, name: str) -> None:
         self.node_rank, self.name = node_rank, name
@@ -49,13 +49,13 @@ class Member:
 
     @property
     def is_there(self) -> bool:
-        """Whether both connections of the node stand, so that it can be sent requests."""
+        """Whether both connections of the node exist, so that it can receive requests."""
         is_pair = self.dials["up"] == self.dials["down"]
         return self.up is not None and self.down is not None and is_pair
 
 
 class Arrivals:
-    """The other nodes of a job, and the socket that they dial, until `close`. `changed` guards the members."""
+    """The other nodes of a job, and the socket to which they connect, until `close`. `changed` guards the members."""
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self.members = tuple(
@@ -82,7 +82,7 @@ class Arrivals:
                 threads.begin("member", self._greet, Channel(found))
 
     def _greet(self, channel: Channel) -> None:
-        """Read what a connection is for; of one that a node speaks on, all that it says."""
+        """Read the purpose of a connection; if the node sends on it, read all its messages."""
         try:
             hello = channel.hear(_HELLO_S) or {}
             member = self.members[int(hello["node"]) - 1]
@@ -145,7 +145,7 @@ class Arrivals:
             down.close()
 
     def tell_outcome(self, member: Member) -> None:
-        """Tell a node how the cell has ended that it has come to, if that is so."""
+        """Send a node the outcome of its cell, if that cell has ended."""
         with self.changed:
             cell, down = member.cell, member.down
             for before in [one for one in member.outcomes if one < cell]:
@@ -162,7 +162,7 @@ class Arrivals:
                 down.tell(outcome=outcome, cell=cell)
 
     def close(self) -> None:
-        """Say good-bye, and listen no longer."""
+        """Say good-bye to all nodes, and stop listening."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -188,7 +188,7 @@ def _say_bye(down: Channel) -> None:
 
 
 def _listen(place: JobNode) -> socket.socket:
-    """Return a socket that listens at the first free one of the job's ports. Raises `UsageError`."""
+    """Return a socket that listens on the first free one of the job's ports. Raises `UsageError`."""
     is_dual = socket.has_dualstack_ipv6()
     error: OSError = OSError()
     for port in place.ports:
@@ -209,9 +209,9 @@ def _listen(place: JobNode) -> socket.socket:
 
 
 def as_words(error: BaseException) -> dict[str, Any]:
-    """Return an error as it is told to other nodes: five texts that fit into one message.
+    """Return an error for sending to other nodes: five texts that fit into one message.
 
-    It may be of any library, where `message` or `hint` need not be a text.
+    It may come from any library, so `message` or `hint` may not be a text.
     """
     words = {
         "kind": type(error).__name__,

@@ -1,4 +1,4 @@
-"""Which system has started this process, by its variables. Pure."""
+"""Detects the system that has started this process, by its variables. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from distmagic.request.systems import that_can
 
 
 def detect(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process among the nodes of a job, None outside any; a job of one process is none.
+    """Return the place of this process in its job; None outside of any, and for a job with one process.
 
-    Raises `UsageError` that names variables that are half-set or contradict each other.
+    Raises `UsageError` about incomplete or contradicting variables.
     """
     if environ.get(processes.MARK):
         return None  # a rank of a run of ours

@@ -1,4 +1,4 @@
-"""The half of any node but the first: dials node 0, and starts what it asks for. See arrivals.py for what is said."""
+"""The side of all nodes except node 0: connects to it, and starts what it requests. See arrivals.py for messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Following:
     # ---- one cell
 
     def come(self, cell: int, digest: str, patience_s: float) -> None:
-        """Tell node 0 that this node is at a cell; dials it first. Raises `Unreachable`."""
+        """Tell node 0 that this node has reached a cell, connecting first if needed. Raises `Unreachable`."""
         with self._changed:
             self._outcome, self._cell = None, cell
         if self._up is None:
@@ -55,7 +55,7 @@ class Following:
             self._up.tell(cell=cell, digest=digest)
 
     def outcome(self) -> dict[str, Any]:
-        """Wait until node 0 tells how the cell has ended. Raises `Unreachable` when it is gone."""
+        """Wait until node 0 sends the outcome of the cell. Raises `Unreachable` if it is gone."""
         with self._changed:
             while self._outcome is None and not self._why_over:
                 self._changed.wait(1.0)  # an interrupt is heard between two of them
@@ -78,7 +78,7 @@ class Following:
     # ---- dialling
 
     def _dial(self, end_s: float) -> None:
-        """Open both lasting connections, as soon as node 0 is there. Raises `Unreachable`."""
+        """Open both lasting connections, once node 0 listens. Raises `Unreachable`."""
         began_s = time.monotonic()
         why, wrong_since_s = "", math.inf
         while time.monotonic() < end_s:
@@ -115,9 +115,9 @@ class Following:
         )
 
     def _open(self, what: str, **more: Any) -> Channel:
-        """Dial the ports of node 0 until one answers with the secret.
+        """Connect to the ports of node 0 until one answers with the secret.
 
-        Raises OSError: that of another secret, or else the last that says more than that nobody listens.
+        Raises OSError: for another secret, or else the last error that means more than a closed port.
         """
         problem: OSError = ConnectionRefusedError("Connection refused")
         for port in self._place.ports:
@@ -148,7 +148,7 @@ class Following:
     # ---- serving
 
     def _serve(self) -> None:
-        """Do what node 0 asks for, until it says good-bye or the connection breaks."""
+        """Carry out requests of node 0, until it says good-bye or the connection breaks."""
         down = self._down
         assert down is not None
         why = "is gone: its connections broke."
@@ -176,7 +176,7 @@ class Following:
             self._changed.notify_all()
 
     def _start(self, number: int, argv: tuple[str, ...]) -> None:
-        """Start a process, and carry its pipes until it has ended."""
+        """Start a process, and forward its pipes until it has ended."""
         with contextlib.suppress(OSError):
             stdin = self._open("stdin", process=number)
             try:
@@ -190,7 +190,7 @@ class Following:
 
 
 def for_ranks(argv: tuple[str, ...], peer: str) -> tuple[str, ...]:
-    """Return the command that runs `argv` with the variables that ranks may see; they dial towards `peer`."""
+    """Return the command that runs `argv` with the variables for ranks, which connect towards `peer`."""
     without = []
     for name in _NOT_FOR_RANKS:
         without += ["-u", name]

@@ -1,4 +1,4 @@
-"""Where this process is among the nodes of a job, and how variables are read that say so. Pure."""
+"""The place of this process in a job, and reading the variables that define it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _CANDIDATES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """One rank, of a job that starts one process a rank. The names are torch's own, `said_by` the variables that say so."""
+    """One rank of a job that starts one process for each rank.
+
+    Names are torch's; `said_by` are the variables that define it.
+    """
 
     rank: int
     world_size: int
@@ -25,11 +28,11 @@ class RankTask:
 
 @dataclass(frozen=True, kw_only=True)
 class JobNode:
-    """One process among those that a system starts on all nodes of a job.
+    """One process of a job that a system has started on all nodes.
 
-    `system` is the system and its job in words: "Slurm job 123". `key` is the same on all nodes of one job, and another
-    one in any other job. Node 0 is dialled at `lead`, a name or an address. `names` are all nodes, in order, as messages
-    call them. `task` is the rank that this process is, None where there is one process a node.
+    `system` describes system and job: "Slurm job 123". `key` is equal on all nodes of one job, and unique to it. `lead`
+    is the name or address of node 0. `names` are all nodes, in order, for messages. `task` is the rank of this process,
+    None if there is one process for each node.
     """
 
     system: str
@@ -41,17 +44,17 @@ class JobNode:
 
     @property
     def nnodes(self) -> int:
-        """How many nodes the job has."""
+        """The number of nodes of the job."""
         return len(self.names)
 
     @property
     def words(self) -> str:
-        """What is told of it: "inside Slurm job 123, node 1 of 2"."""
+        """A text for messages: "inside Slurm job 123, node 1 of 2"."""
         return f"inside {self.system}, node {self.node_rank} of {self.nnodes}"
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The ports of node 0 at which it may listen, the same on all nodes: it takes the first that is free."""
+        """The ports on which node 0 may listen, equal on all nodes: it takes the first free one."""
         found = []
         for number in range(_CANDIDATES):
             digest = hashlib.sha256(f"{self.key} {number}".encode()).digest()
@@ -60,14 +63,14 @@ class JobNode:
 
 
 class Variables:
-    """The variables of one system. What is missing or wrong raises `UsageError` that names the variable."""
+    """The variables of one system. A missing or wrong one raises `UsageError` that names it."""
 
     def __init__(self, system: str, environ: Mapping[str, str]) -> None:
         self.system = system
         self._environ = environ
 
     def has_any(self, *names: str) -> bool:
-        """Whether one of them is set, to "" or anything else."""
+        """Whether one of them is set, even to ""."""
         return any(name in self._environ for name in names)
 
     def require(self, *names: str) -> None:
@@ -81,7 +84,7 @@ class Variables:
             )
 
     def get(self, name: str) -> str:
-        """Return its value, "" where it is not set."""
+        """Return its value, "" if it is not set."""
         return self._environ.get(name, "").strip()
 
     def number(self, name: str, *, least: int = 0) -> int:
@@ -94,7 +97,7 @@ class Variables:
         return int(text)
 
     def below(self, name: str, limit: str) -> int:
-        """Return a number that counts from 0, and is below the number of another variable."""
+        """Return a number that counts from 0 and is below the value of another variable."""
         number, end = self.number(name), self.number(limit, least=1)
         if number >= end:
             raise self.error(
@@ -103,7 +106,7 @@ class Variables:
         return number
 
     def error(self, what: str) -> UsageError:
-        """Return the error of variables that say nothing, or several things."""
+        """Return the error for missing or contradicting variables."""
         return UsageError(
             f"Inside {self.system}: {what}",
             f"Set the variables as {self.system} does on every node; or write --on none, which ignores {self.system}.",
@@ -115,5 +118,5 @@ def _is_or_are(names: Sequence[str]) -> str:
 
 
 def anonymous(first: str, count: int) -> tuple[str, ...]:
-    """Return names of nodes of which only the first has one."""
+    """Return names for nodes of which only the first has a known name."""
     return (first, *(f"node {number}" for number in range(1, count)))

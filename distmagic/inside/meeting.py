@@ -1,4 +1,4 @@
-"""Node 0's half: waits for the other nodes of its job at each cell, starts processes on them, tells how the cell ended."""
+"""The side of node 0: waits for the other nodes at each cell, starts processes on them, sends the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TELL_S = 3.0  # before somebody is told that a node is waited for
 
 
 class Meeting:
-    """Node 0 with the others, from its first cell until `close`."""
+    """Node 0 and the others, from its first cell until `close`."""
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self._place, self._proof = place, proof
@@ -35,7 +35,7 @@ class Meeting:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return self._arrivals.port
 
     def gather(
@@ -45,9 +45,9 @@ class Meeting:
         patience_s: float,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Return when all nodes have come to the same cell; `tell` is called with the node that is waited for.
+        """Wait until all nodes have reached the same cell; `tell` is called with the node that is waited for.
 
-        Raises `Unreachable`, and `UsageError` where a node has another cell.
+        Raises `Unreachable`, and `UsageError` if a node has another cell.
         """
         began_s = time.monotonic()
         end_s = began_s + patience_s
@@ -86,7 +86,7 @@ class Meeting:
             return member.is_there and member.cell >= cell
 
     def transport(self, name: str) -> DialledTransport:
-        """Return the way to a node that has come. Raises `Unreachable` where it has gone."""
+        """Return a transport to a node that has arrived. Raises `Unreachable` if it is gone."""
         (member,) = (one for one in self._arrivals.members if one.name == name)
         if not member.is_there:
             raise Unreachable(
@@ -128,7 +128,10 @@ class Meeting:
         return DialledTransport(name, begin)
 
     def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:
-        """Tell every node how a cell has ended; one that comes to it later, then. `outcome` is called with its node rank."""
+        """Send every node the outcome of a cell; to a node that reaches it later, then.
+
+        `outcome` is called with its node rank.
+        """
         self._arrivals.ended_cell = cell
         for member in self._arrivals.members:
             with self._arrivals.changed:
@@ -136,5 +139,5 @@ class Meeting:
             self._arrivals.tell_outcome(member)
 
     def close(self) -> None:
-        """Say good-bye, and listen no longer."""
+        """Say good-bye to all nodes, and stop listening."""
         self._arrivals.close()

@@ -1,10 +1,10 @@
-"""How the nodes of a job know each other: by a secret that all of them have, or by a home that all of them see.
+"""Authenticates the nodes of a job to each other: by a secret that all of them have, or by a shared home.
 
-    DISTMAGIC_SECRET  both ends have the certificate that follows from it and from the job (connection/certificate)
+    DISTMAGIC_SECRET  both ends derive the same certificate from it and from the job (connection/certificate)
     a shared home     node 0 makes a secret and writes it there, where the others read it (shared_home.py); the rest is as
-                      with DISTMAGIC_SECRET. Under Slurm alone
+                      with DISTMAGIC_SECRET. Only under Slurm
 
-Then both are the same: TLS 1.3, and each end goes on only if the other shows the certificate.
+Both then use TLS 1.3, and each end continues only if the other shows the certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAST_CHARS = 16
 
 
 class WrongSecret(OSError):
-    """The other end is a node as this one, of another secret or job."""
+    """The other end is also a distmagic node, but has another secret or job."""
 
 
 class SharedSecret:
@@ -35,12 +35,15 @@ class SharedSecret:
         self._secret = secret
 
     def door(self, listener: socket.socket) -> mutual_tls.Handshakes:
-        """Return what lets in who connects to `listener` and has the secret. Raises `UsageError`."""
+        """Return an object that accepts connections to `listener` from peers with the secret. Raises `UsageError`."""
         tls = mutual_tls.context(self._secret, is_server=True)
         return mutual_tls.Handshakes(listener, tls, self._secret)
 
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Prove this node to node 0, and have it prove itself. Raises OSError: `WrongSecret` where it is another node 0."""
+        """Authenticate this node and node 0 to each other.
+
+        Raises OSError: `WrongSecret` for the node 0 of another job.
+        """
         context = mutual_tls.context(self._secret, is_server=False)
         tls = context.wrap_socket(plain, do_handshake_on_connect=False)
         try:
@@ -57,11 +60,11 @@ class SharedSecret:
         return tls
 
     def withdraw(self) -> None:
-        """Leave nothing on node 0 with which another process could prove itself: all nodes have come, or it ends."""
+        """Remove the secret from node 0's disk, once all nodes have arrived, or it ends."""
 
 
 class SharedHome(SharedSecret):
-    """All nodes see the same home: the secret is what node 0 has written there last."""
+    """All nodes share a home: the secret is the one that node 0 has last written to it."""
 
     def __init__(self, place: JobNode) -> None:
         self._place = place
@@ -69,7 +72,7 @@ class SharedHome(SharedSecret):
         self._is_known = False  # what node 0 has written
 
     def door(self, listener: socket.socket) -> mutual_tls.Handshakes:
-        """Write a secret, and return what lets in who has read it. Raises `UsageError`."""
+        """Write a secret, and return an object that accepts peers that have read it. Raises `UsageError`."""
         try:
             self._offered = shared_home.offer(self._place.key)
         except OSError as error:
@@ -81,7 +84,7 @@ class SharedHome(SharedSecret):
         return super().door(listener)
 
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Show what follows from the secret in the home, and look at that of node 0. Raises OSError."""
+        """Show the certificate from the secret in the home, and check that of node 0. Raises OSError."""
         if not self._is_known:
             key = self._place.key
             self._secret = shared_secret(shared_home.find(key), key)
@@ -93,13 +96,13 @@ class SharedHome(SharedSecret):
             raise
 
     def withdraw(self) -> None:
-        """Remove the secret from the home: who has read it keeps it in mind."""
+        """Remove the secret from the home: nodes that have read it keep it in memory."""
         if self._offered:
             shared_home.withdraw(self._place.key, self._offered)
 
 
 def proof_of(environ: Mapping[str, str], place: JobNode) -> SharedSecret | None:
-    """Return how this node proves itself, None if it can't. Raises `UsageError` for a secret that is easily guessed."""
+    """Return how this node authenticates, None if it can't. Raises `UsageError` for a weak secret."""
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:
         raise UsageError(
@@ -114,7 +117,7 @@ def proof_of(environ: Mapping[str, str], place: JobNode) -> SharedSecret | None:
 
 
 def missing(place: JobNode) -> str:
-    """Return what `proof_of` has not found, for people."""
+    """Return a text about what `proof_of` has not found."""
     if not place.key.startswith("slurm "):
         return f"{SECRET} is not set"
     return f"{SECRET} is not set, and the home is on no file system that nodes share"

@@ -1,10 +1,10 @@
-"""A secret in a file of the home that all nodes of a job see: node 0 writes it, and removes it when all have come.
+"""A secret in a file of the shared home of a job's nodes: node 0 writes it, and removes it when all have arrived.
 
     ~/.distmagic/inside/NAME    one text, random, 0600; NAME follows from the job and its step
 
-Whether nodes share a home can't be seen from one of them. A file system of a network is taken for shared, and no other.
-Then the connection itself is the proof: only who has read the file of the node 0 that runs now knows its text. One that
-an earlier start of the job has left, or one of another machine, opens nothing.
+One node can't know whether others share its home. Only a network file system is assumed to be shared. The connection
+then proves it: only a node that has read the current node 0's file knows its text. A file from an earlier start of the
+job, or from another machine, is useless.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_S = 30 * 86400.0  # of a node 0 that was killed; jobs are shorter
 
 
 def is_there(mounts: Path = _MOUNTS) -> bool:
-    """Whether the home lies on a file system that other nodes see as well, and is this user's to write in."""
+    """Whether the home is on a file system that other nodes share, and is writable."""
     home = Path(os.path.expanduser("~"))
     try:
         return os.access(home, os.W_OK) and _type_of(home, mounts) in NETWORK_TYPES
@@ -39,7 +39,7 @@ def is_there(mounts: Path = _MOUNTS) -> bool:
 
 
 def _type_of(folder: Path, mounts: Path) -> str:
-    """Return the type of the file system that a folder is on, "" if the system does not say it. Raises OSError."""
+    """Return the type of the file system of a folder, "" if unknown. Raises OSError."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.read_text(errors="replace").splitlines():
@@ -50,12 +50,12 @@ def _type_of(folder: Path, mounts: Path) -> str:
 
 
 def _path(key: str) -> Path:
-    """Return the file of a job's step, whatever its name has in it."""
+    """Return the file for a job's step, whatever characters its name has."""
     return places.home() / "inside" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def offer(key: str) -> str:
-    """Write a new secret for the nodes of a job, in place of one that an earlier start has left, and return it.
+    """Write a new secret for the nodes of a job, replacing one from an earlier start, and return it.
 
     Raises OSError.
     """
@@ -73,7 +73,10 @@ def offer(key: str) -> str:
 
 
 def find(key: str) -> str:
-    """Return the secret that node 0 has written. Raises OSError where there is none, or others can read or change it."""
+    """Return the secret that node 0 has written.
+
+    Raises OSError if there is none, or other users can read or change it.
+    """
     path = _path(key)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The variables of torch that somebody else than torchrun has set, and torchrun's own PET_*. Pure."""
+"""Variables of torch set by another launcher, and torchrun's own PET_*. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 
 
 def by_variables(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place that somebody else's RANK and WORLD_SIZE, or torchrun's own PET_*, give; None without them.
+    """Return the place given by another launcher's RANK and WORLD_SIZE, or by torchrun's PET_*; None without them.
 
-    MASTER_ADDR alone says nothing: notebooks set it for a process group of their own. Raises `UsageError`.
+    MASTER_ADDR alone does not count: notebooks set it for their own process group. Raises `UsageError`.
     """
     found = Variables("torchrun", environ)
     if found.has_any("RANK", "WORLD_SIZE"):
@@ -31,7 +31,7 @@ def by_variables(environ: Mapping[str, str]) -> JobNode | None:
 
 
 def _of_ranks(found: Variables) -> JobNode:
-    """Without LOCAL_WORLD_SIZE and LOCAL_RANK there is a process a node: so do operators of Kubernetes, for torchrun."""
+    """Return the place of a rank, or, without LOCAL_WORLD_SIZE and LOCAL_RANK, of one process per node."""
     found.require("RANK", "WORLD_SIZE", "MASTER_ADDR")
     lead = found.get("MASTER_ADDR")
     rank = found.below("RANK", "WORLD_SIZE")

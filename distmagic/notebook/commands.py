@@ -1,5 +1,5 @@
-"""The table of `%distributed` subcommands, which are those of `distmagic` in a terminal. Usage text, dispatch, completion and
-the tests of the README read it.
+"""The table of subcommands of `%distributed`, and of `distmagic` in a terminal. Usage text, dispatch, completion and
+tests read it.
 
 A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, doctor_command.py,
 file_commands.py, run_command.py or help_pages.py.
@@ -37,12 +37,11 @@ _TEXT_COLUMN = 52  # of the usage text, where the explanations begin
 class Subcommand:
     """One word after `%distributed`, or after `distmagic` in a terminal.
 
-    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags of the help's heading Hosts may stand behind it,
-    and count for it alone.
-    `usages` are its lines of the usage text: arguments, and what it does with them. `counts` are how many words it takes
-    at least and at most besides its `flags`, which are written as in the usage text; None: the handler reads the whole line.
-    `words` are what may stand behind the name, one for each place, as completion.py offers it; the last one with dots for
-    all places that follow.
+    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's heading Hosts may follow
+    it, and only apply to it. `usages` are its lines of the usage text: arguments, and a description. `counts` are the
+    min and max number of words in addition to its `flags`, which are written as in the usage text; None: the handler
+    reads the whole line. `words` are the completions for each position after the name, as in completion.py; dots after
+    the last one mean all further positions.
     """
 
     name: str
@@ -323,7 +322,7 @@ NAMES = tuple(command.name for command in SUBCOMMANDS)
 
 
 def usage_text(*, is_terminal: bool = False) -> str:
-    """Return the list of all subcommands, a line for each way to write one."""
+    """Return the list of all subcommands, one line for each form."""
     last = (
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )
@@ -389,7 +388,7 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
 def _arguments(
     command: Subcommand, counts: tuple[int, int], words: Sequence[str]
 ) -> tuple[list[str], argparse.Namespace]:
-    """Return the words behind a command that are no flags, and its flags. Raises `UsageError`."""
+    """Return the words after a command that are no flags, and its flags. Raises `UsageError`."""
     usages = [f"%distributed {command.name} {usage}" for usage, _ in command.usages]
     parser = flag_parser.Parser(add_help=False, allow_abbrev=False)
     parser.hint = f"Write {' or '.join(usage.strip() for usage in usages)}."

@@ -76,15 +76,15 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
 class Completer:
     """Completes one line of the magics.
 
-    `hosts` and `jobs` are the notebook's own names, asked for only where one is being typed: hosts are read from
-    ~/.ssh/config. `jobs` are those that this kernel has begun or listed, the newest first.
+    `hosts` and `jobs` return the notebook's names. They are only called if needed, because host names are read from
+    ~/.ssh/config. `jobs` are those that this kernel has started or listed, newest first.
     """
 
     hosts: Callable[[], Iterable[str]]
     jobs: Callable[[], Iterable[str]]
 
     def candidates(self, text: str) -> list[str] | None:
-        """Return what may stand in place of the last word of `text`, the line up to the cursor; None: it is no line of ours."""
+        """Return completions for the last word of `text`, the line up to the cursor; None for lines of other magics."""
         if not text.strip():
             return None
         magic, *words = text.split()

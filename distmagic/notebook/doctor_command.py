@@ -1,4 +1,4 @@
-"""`%distributed doctor`: what is wrong with the hosts, and between them."""
+"""`%distributed doctor`: finds faults of the hosts, and of the network between them."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -23,9 +23,9 @@ _COLLECTIVES_S = 600.0  # of last resort: hosts may start slowly
 
 
 def doctor(line: CommandLine) -> Report:
-    """Return what is wrong with the hosts, in a terminal after it is printed; with --json for programs.
+    """Return the doctor's report; in a terminal, after printing it; with --json as data for programs.
 
-    With --collective also how fast pairs of them are, if a run can begin there.
+    With --collective, also the speed between pairs of hosts, if a run can start.
     """
     from distmagic.session.doctor import CONNECT_S, examine, imported
 
@@ -50,7 +50,10 @@ def doctor(line: CommandLine) -> Report:
 def _with_collectives(
     line: CommandLine, found: Report, hosts: tuple[Host, ...]
 ) -> Report:
-    """Return the report with what a run of one rank a host has measured. Nothing of that run is left on the hosts."""
+    """Return the report with the measurements of a run with one rank on each host.
+
+    That run leaves nothing on the hosts.
+    """
     from distmagic import api
     from distmagic.diagnosis.report import with_failure, with_pairs
     from distmagic.names import owner

@@ -1,4 +1,4 @@
-"""`%distributed get | put | env sync`: what comes from hosts or is brought there: files of the user, and packages."""
+"""`%distributed get | put | env sync`: copies files of the user and installs packages."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -29,7 +29,7 @@ _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 
 def get(line: CommandLine) -> None:
-    """Fetch a file of a host, a folder with all its files, or what fits a pattern; print where they are."""
+    """Download a file, a folder with all its files, or all files that match a pattern; print their new paths."""
     above, pattern = split_pattern(line.words[1])
     to = os.path.expanduser(line.words[2] if line.words[2:] else ".")
     # Python leaves the home of an unknown user as it is; a folder of that name invites `rm -rf ~`.
@@ -43,7 +43,7 @@ def get(line: CommandLine) -> None:
 
 
 def put(line: CommandLine) -> None:
-    """Send a file of this machine, or a folder with all its files, to a host or to all; print where they are."""
+    """Upload a file of this machine, or a folder with all its files, to a host or to all; print their paths."""
     is_for_all = line.flags.all
     if len(line.words) not in ((1, 2) if is_for_all else (2, 3)):
         raise UsageError(
@@ -60,7 +60,7 @@ def put(line: CommandLine) -> None:
 
 
 def _put_all(line: CommandLine) -> None:
-    """Send what is at a path, or what fits a pattern, to every host."""
+    """Upload a file or folder, or all files that match a pattern, to every host."""
     from distmagic.session.spreading import put as put_on_all
 
     path, *folder = line.words
@@ -83,12 +83,12 @@ def _put_all(line: CommandLine) -> None:
 
 
 def _local_path(text: str) -> Path:
-    """Return a path of this machine; of a ~user who is not here it is that name itself."""
+    """Return a path of this machine; `~user` stays unexpanded if there is no such user."""
     return Path(os.path.expanduser(text))
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:
-    """Return a folder of the host that the first word names: one of the notebook's, or any other."""
+    """Return a folder on the host that the first word names: one of the notebook's, or any other."""
     name = line.words[0]
     found = [host for host in known_hosts(line) if host.name == name]
     hosts = tuple(found[:1]) or parse_hosts(name)
@@ -98,7 +98,8 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
 
 
 def split_pattern(path: str) -> tuple[str, str]:
-    """Split a path into a folder and a pattern, which begins at the first part with a wildcard; else it is the last part.
+    """Split a path into a folder and a pattern, which starts at the first part with a wildcard, or else is the last
+    part.
 
     Raises `UsageError` for a path that ends without a name.
     """
@@ -117,7 +118,7 @@ def split_pattern(path: str) -> tuple[str, str]:
 
 
 def env(line: CommandLine) -> None:
-    """Have an environment on every host; the cells that follow use it there. Raises what a host refuses."""
+    """Make an environment on every host; later cells use it. Raises the error of a host that refuses."""
     packages = _packages(line)
     for note in packages.notes:
         print(sanitize.lines(f"note: {note}"))
@@ -142,7 +143,7 @@ def env(line: CommandLine) -> None:
 
 
 def _packages(line: CommandLine) -> Packages:
-    """Return what the line asks for. Raises `UsageError`."""
+    """Return the packages that the line requests. Raises `UsageError`."""
     from distmagic.session import packages
 
     if line.words != ("sync",):
@@ -168,7 +169,8 @@ def _packages(line: CommandLine) -> Packages:
 def _show_progress(
     shown: dict[str, EnvironmentProgress], latest: Mapping[str, EnvironmentProgress]
 ) -> None:
-    """Print the last progress line of each host on stderr if it is new, a few seconds after the one `shown`.
+    """Print each host's latest progress line to stderr if it is new and some seconds have passed since the one in
+    `shown`.
 
     A saved notebook keeps all lines.
     """

@@ -1,4 +1,4 @@
-"""`%distributed help`: the pages of the manual, which lie as Markdown in distmagic/help/ and are installed with it."""
+"""`%distributed help`: shows the pages of the manual, which are Markdown files in distmagic/help/."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMMON = re.compile(
 
 
 def _files() -> dict[str, Traversable]:
-    """Return the files of all pages: those of help/, and those that systems of other packages bring."""
+    """Return the files of all pages: those in help/, and those of systems from other packages."""
     from importlib import resources  # a tenth of the time that `%load_ext` takes
 
     found = {}
@@ -48,7 +48,7 @@ def _files() -> dict[str, Traversable]:
 
 
 def topics() -> tuple[str, ...]:
-    """Return the names of all pages, in alphabetical order; last those that are not searched."""
+    """Return the names of all pages, in alphabetical order, except that pages excluded from the search come last."""
     return tuple(sorted(_files(), key=lambda name: (name in _NOT_SEARCHED, name)))
 
 
@@ -59,9 +59,9 @@ def page(topic: str) -> str:
 
 
 def found(question: Sequence[str]) -> str:
-    """Return the three passages of the manual that answer a question best, each with the command that shows its page.
+    """Return the three passages of the manual that best answer a question, each with the command that shows its page.
 
-    Raises `UsageError` that names all topics where no word of the question is in the manual.
+    Raises `UsageError` with all topics if the manual has no word of the question.
     """
     asked = " ".join(question)
     pages = {topic: page(topic) for topic in topics() if topic not in _NOT_SEARCHED}
@@ -79,7 +79,7 @@ def found(question: Sequence[str]) -> str:
 
 
 def contents() -> str:
-    """Return the list of all pages, each with the sentence that says what it answers."""
+    """Return the list of all pages, each with the sentence about its content."""
     known = topics()
     width = max(len(topic) for topic in known)
     lines = [
@@ -94,9 +94,9 @@ def contents() -> str:
 
 
 def show(line: CommandLine) -> None:
-    """Print the list of all pages, show one, or show what answers a question of other words.
+    """Print the list of all pages, show one, or show the answers to a question.
 
-    It is formatted in a notebook, and plain in a terminal, with the commands of a terminal that show more.
+    A notebook shows it formatted. A terminal shows it plain, with the terminal's commands.
     """
     if not line.words:
         line.notebook.say(contents())
@@ -116,7 +116,7 @@ def show(line: CommandLine) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """What is read by itself: a short section, or a paragraph or a table's row of a long one."""
+    """A unit of search results: a short section, or a paragraph or table row of a long one."""
 
     topic: str
     heading: str
@@ -134,7 +134,7 @@ def passages(topic: str, page: str) -> Iterator[Passage]:
 
 
 def _pieces(section: str) -> Iterator[str]:
-    """Return paragraphs, each with the code below it, and rows, each below its table's head."""
+    """Return paragraphs, each with the code below it, and table rows, each with its table's head."""
     for piece in _PIECE.findall(f"{section}\n"):
         before, head, rows = (*_TABLE_HEAD.split(piece), "", "")[:3]
         yield before
@@ -157,9 +157,9 @@ def _stems(text: str) -> set[str]:
 def search(
     question: Sequence[str], pages: Mapping[str, str], most: int = 3
 ) -> list[Passage]:
-    """Return the passages that have most of the question's words, rare words first, of equal ones the shortest.
+    """Return the best passages: those with most of the question's words, rare words first; of equal ones, the shortest.
 
-    None where no word is found. A misspelled word counts as the word that it resembles. A word of a heading counts twice.
+    Empty if no word is found. A misspelled word counts as the most similar word. A word in a heading counts twice.
     """
     found = [
         (passage, _stems(passage.text), _stems(passage.heading))

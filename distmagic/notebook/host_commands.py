@@ -1,4 +1,4 @@
-"""`%distributed hosts | playground | allocations | down`: which hosts the notebook's cells use."""
+"""`%distributed hosts | playground | allocations | down`: the hosts that the notebook's cells use."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -29,11 +29,10 @@ FLAGS = ("--hostfile", "--python", "--ssh-config")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """One line `%distributed NAME WORD ...` that is being executed.
+    """One line `%distributed NAME WORD ...` during its execution.
 
-    `request` has its hosts and the way to them, as far as its flags say so. `flags` are the command's own, and `words` are
-    the others. `asker` asks the user for passwords while hosts are reached; it is
-    closed when the command has ended.
+    `request` has its hosts and how to reach them, as far as its flags set them. `flags` are the command's own, and
+    `words` are the others. `asker` asks the user for passwords while connecting; it is closed when the command ends.
     """
 
     notebook: Notebook
@@ -44,12 +43,12 @@ class CommandLine:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """What hosts are asked apart from a run."""
+        """Requests to hosts outside of a run."""
         return self.notebook.session().housekeeping
 
 
 def hosts(line: CommandLine) -> None:
-    """Set the hosts of the notebook if some are named, and the way to them if that is; print the hosts."""
+    """Set the notebook's hosts, and how to reach them, if the line has them; print the hosts."""
     notebook = line.notebook
     _set(line)
     chosen = notebook.choose(Request())
@@ -61,7 +60,7 @@ def hosts(line: CommandLine) -> None:
 
 
 def _way(notebook: Notebook) -> str:
-    """Return the settings of the way to the hosts (Pythons, SSH file) as text, "" for none."""
+    """Return the settings for reaching the hosts (Pythons, SSH file) as text, "" for none."""
     config = notebook.config
     parts = [f"--python {config.python}"] if config.python else []
     parts += [f"--python {name}={path}" for name, path in config.pythons.items()]
@@ -71,7 +70,7 @@ def _way(notebook: Notebook) -> str:
 
 
 def _set(line: CommandLine) -> None:
-    """Set what the line says. Nothing is set where one of its words is wrong."""
+    """Set what the line requests, or nothing if one of its words is wrong."""
     request, names = line.request, line.words
     chosen = line.notebook.hosts
     for name in names:
@@ -106,7 +105,10 @@ def _set(line: CommandLine) -> None:
 
 
 def playground(line: CommandLine) -> None:
-    """Start a playground, end it, show it, or let something happen to a host. Hosts of DISTMAGIC_HOSTS win over it."""
+    """Start a playground, end it, show it, or break one of its hosts.
+
+    Hosts in DISTMAGIC_HOSTS take precedence over it.
+    """
     notebook = line.notebook
     if line.words == ("stop",):
         notebook.close()
@@ -134,7 +136,7 @@ def playground(line: CommandLine) -> None:
 
 
 def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
-    """Let something happen to one of the playground's hosts, if `words` say so; print how all of them are."""
+    """Break or mend one of the playground's hosts, if `words` request it; print the state of all of them."""
     own = notebook.playground
     if own is None:
         raise UsageError(
@@ -154,7 +156,7 @@ def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
 
 
 def allocations(line: CommandLine) -> None:
-    """List what a scheduler has of this user's allocations, or take hold of one of them."""
+    """List a scheduler's allocations of this user, or use one of them."""
     from distmagic.names import owner
 
     held = line.notebook.session().allocations
@@ -181,7 +183,7 @@ def allocations(line: CommandLine) -> None:
 
 
 def down(line: CommandLine) -> None:
-    """End the warm processes of the hosts, all connections and this notebook's allocations; or take one cluster down."""
+    """End the hosts' warm processes, all connections and this notebook's allocations; or shut down one cluster."""
     words = [part for word in line.words for part in word.split("=", 1)]
     flags_of = {
         f"--{one.takes_down}": one for one in systems.systems() if one.takes_down

@@ -1,6 +1,7 @@
-"""What is on the hosts, from any kernel: `%distributed jobs | runs | attach | view | add | stop | logs | stacks | clean | status`.
+"""Commands about jobs of any kernel: `%distributed jobs | runs | attach | view | add | stop | logs | stacks | clean |
+status`.
 
-Each command first asks hosts for their jobs (job_hosts.py), and then acts on those hosts that the job has.
+Each command first asks hosts for their jobs (job_hosts.py), and then acts on the hosts of the job.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -45,7 +46,7 @@ def jobs(line: CommandLine) -> None:
 
 
 def runs(line: CommandLine) -> None:
-    """Show the runs of this notebook side by side."""
+    """Show a comparison of this notebook's runs."""
     from distmagic.comparison.compare import Comparison
 
     notebook = line.notebook
@@ -55,7 +56,7 @@ def runs(line: CommandLine) -> None:
 
 
 def stay(line: CommandLine) -> None:
-    """Print what is known of ranks that stay."""
+    """Print the state of ranks that stay."""
     stayed = line.notebook.ranks
     if not stayed:
         print("no ranks stay: a cell that begins with %%ranks starts some")
@@ -88,7 +89,7 @@ def end(line: CommandLine) -> None:
 
 
 def attach(line: CommandLine) -> object:
-    """Follow a job to its end and return its run, if that gets no name. Raises what a run raises."""
+    """Follow a job to its end and return its run, unless a variable gets it. Raises the errors of a run."""
     job_name, *variables = line.words
     if variables and line.notebook.shell is None:
         raise UsageError(
@@ -112,9 +113,9 @@ def attach(line: CommandLine) -> object:
 
 
 def view(line: CommandLine) -> object:
-    """Follow the job that is named, else the newest one that runs, detached ones first. Otherwise as `attach`.
+    """Follow the named job, or else the newest running one, detached ones first. Otherwise like `attach`.
 
-    A run of this notebook that goes on in the background gets one more live view, and nothing waits for it.
+    A background run of this notebook gets one more live view, and the cell does not wait for it.
     """
     notebook = line.notebook
     if not line.words:
@@ -130,7 +131,7 @@ def view(line: CommandLine) -> object:
 
 
 def _running(line: CommandLine) -> list[Job]:
-    """Return the jobs that run. Raises `UsageError` for none."""
+    """Return the running jobs. Raises `UsageError` if there are none."""
     running = [job for job in all_jobs(line) if job.is_running]
     if not running:
         raise UsageError(
@@ -141,7 +142,7 @@ def _running(line: CommandLine) -> list[Job]:
 
 
 def add(line: CommandLine) -> None:
-    """Have hosts come to a running elastic job."""
+    """Add hosts to a running elastic job."""
     new = parse_hosts(",".join(line.words[1:]))
     job, known = find_known(line, line.words[0])
     if not job.is_running:
@@ -161,7 +162,7 @@ def add(line: CommandLine) -> None:
 
 
 def stop(line: CommandLine) -> None:
-    """End a job on those of its hosts that answer."""
+    """Stop a job on those of its hosts that answer."""
     run = line.notebook.session().background.find(line.words[0])
     if run is not None and run.state.phase == "waiting":
         run.stop()
@@ -187,7 +188,7 @@ def stop(line: CommandLine) -> None:
 
 
 def _what_ends(job: Job) -> str:
-    """Return what ends a job on a host that could not be told to end it, in words that follow the name of the host."""
+    """Return what will end a job on a host that did not receive the request, as words to follow the host's name."""
     if len(job.hosts) > 1:
         return "ends by itself as soon as it misses the other hosts"
     if job.is_detached:
@@ -196,7 +197,7 @@ def _what_ends(job: Job) -> str:
 
 
 def logs(line: CommandLine) -> None:
-    """Print what a rank has written; of very much the newest part, and where all of it is."""
+    """Print a rank's output; if it is very long, its newest part, and where the whole is."""
     name, rank = line.words
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise UsageError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
@@ -233,7 +234,7 @@ def stacks(line: CommandLine) -> None:
 
 
 def profile(line: CommandLine) -> Profile:
-    """Return where the time of a running job's ranks goes, in a terminal after it is printed."""
+    """Return where running ranks of a job spend their time; in a terminal, after printing it."""
     steps = line.flags.steps or "3"
     if not re.fullmatch(r"\d{1,9}", steps):
         raise UsageError(
@@ -247,7 +248,7 @@ def profile(line: CommandLine) -> Profile:
 
 
 def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
-    """Return the job that is named and its hosts, without a name the only one that runs. Raises `UsageError`."""
+    """Return the named job and its hosts; without a name, the only running job. Raises `UsageError`."""
     if line.words:
         job, hosts = find(line, line.words[0])
         if not job.is_running:
@@ -266,9 +267,10 @@ def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
 
 
 def clean(line: CommandLine) -> None:
-    """Show what ended jobs keep on the hosts, or remove it.
+    """Show the disk use of finished jobs on the hosts, or remove their files.
 
-    `all` takes the jobs that this notebook began, and what it alone uses: others on the same account may still want theirs.
+    `all` removes the jobs of this notebook, and files that only it uses: other users of the account may still need
+    theirs.
     """
     what = line.words[0] if line.words else ""
     everybody = line.flags.everybody
@@ -297,7 +299,7 @@ def clean(line: CommandLine) -> None:
 
 
 def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
-    """Print the files that ended jobs keep on the hosts, and what `clean all` would remove."""
+    """Print the disk use of finished jobs on the hosts, and what `clean all` would remove."""
     print(table(ended, _owner()))
     idle = _idle_work_dirs(line)
     kept = line.housekeeping.cached(reach(line, known_hosts(line)), owner=_owner())
@@ -314,7 +316,7 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
 
 
 def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
-    """Remove what this notebook alone uses, or all."""
+    """Remove what only this notebook uses, or everything."""
     owner = "" if everybody else _owner()
     chosen = [job for job in ended if owner in ("", job.terms.owner)]
     print(table(chosen, _owner()))
@@ -342,7 +344,7 @@ def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
 
 
 def _is_own(one: KeptWorkDir) -> bool:
-    """Whether a working directory is this notebook's alone: not named by its user, and used by no other owner's jobs."""
+    """Whether only this notebook uses a working directory: unnamed by the user, and unused by other owners."""
     from distmagic.names import own_origin
 
     return one.origin == own_origin() and one.owners == (_owner(),)
@@ -363,7 +365,7 @@ def _print_work_dirs(
 
 
 def _whose(one: KeptWorkDir) -> str:
-    """Return what is known of the owners of a working directory that is not this notebook's alone."""
+    """Return a text about the owners of a working directory that others use too."""
     own = _owner()
     owners = ["this notebook" if name == own else name for name in one.owners]
     by = f"used by {', '.join(owners or ['somebody'])}"
@@ -371,13 +373,13 @@ def _whose(one: KeptWorkDir) -> str:
 
 
 def status(line: CommandLine) -> None:
-    """Print what the hosts keep loaded for the next run."""
+    """Print the warm processes on the hosts."""
     hosts = known_hosts(line)
     print(kept_table(hosts, line.housekeeping.templates(reach(line, hosts))))
 
 
 def _owner() -> str:
-    """Return the name under which hosts know this notebook as the owner of jobs."""
+    """Return the name of this notebook as an owner of jobs."""
     from distmagic.names import owner
 
     return owner()

@@ -1,6 +1,7 @@
-"""Where jobs are looked for: the hosts of the notebook, and those on which this kernel has begun a job, each reached as it was.
+"""Finds jobs: on the hosts of the notebook, and on hosts where this kernel has started a job, with the settings of that
+time.
 
-Each function first asks hosts for their jobs, and then finds the hosts that a job has.
+Each function first asks hosts for their jobs, and then finds the hosts of a job.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+    """Print a text with names from a host, without terminal control sequences."""
     print(sanitize.lines(text))
 
 
 def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
-    """Return the hosts of the notebook; of a job that this kernel has begun first those on which it was begun."""
+    """Return the hosts of the notebook; for a job that this kernel has started, its hosts first."""
     session = line.notebook.session()
     request = line.request
     named = line.notebook.choose(request).hosts or (LOCALHOST,)
@@ -47,9 +48,9 @@ def reach(
     job_name: str = "",
     spare: tuple[Host, ...] = (),
 ) -> FirstLinks:
-    """Begin to reach `hosts` in the background; a job that is followed may yet come to `spare` hosts.
+    """Start to connect to `hosts` in the background; a followed job may later use `spare` hosts.
 
-    A job that this kernel has begun is reached as it was begun: with the same SSH configuration and Python.
+    For a job that this kernel has started, the SSH configuration and Python of its start are used.
     """
     notebook = line.notebook
     begun = notebook.session().begun_at(job_name)
@@ -61,7 +62,7 @@ def reach(
 
 
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
-    """Return the jobs of all hosts that are up, and print which hosts are not; `job_name` is the one that is wanted."""
+    """Return the jobs of all hosts that are up, and print which hosts are down; `job_name` is the wanted job."""
     first_links = reach(line, known_hosts(line, job_name), job_name)
     return _listed(line, first_links)
 
@@ -75,7 +76,7 @@ def _listed(line: CommandLine, first_links: FirstLinks) -> tuple[Job, ...]:
 
 
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
-    """Return the jobs on the hosts of the notebook, and on those on which this kernel has begun any; as `jobs_of` else."""
+    """Return the jobs on the notebook's hosts, and on hosts where this kernel has started any. See `jobs_of`."""
     session = line.notebook.session()
     # By the first host, too: other hosts may have another job of that name.
     found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}

@@ -1,4 +1,4 @@
-"""Tables of jobs, and of what hosts keep loaded, as text. Pure."""
+"""Tables of jobs, and of warm processes on hosts, as text. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _STATES = {
 
 
 def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) -> str:
-    """Return the table of jobs, the newest first, for the notebook whose name as an owner is `own`.
+    """Return the table of jobs, newest first, for the notebook with the owner name `own`.
 
-    Runs of this notebook that are still `waiting` for devices come before them, and below it stands for what they wait.
+    Runs of this notebook that are `waiting` for devices come first, and lines below the table explain what they wait
+    for.
     """
     if not jobs and not waiting:
         return "no jobs on these hosts"
@@ -81,7 +82,7 @@ def ago(age_s: float) -> str:
 
 
 def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
-    """Return the table of what hosts keep loaded; a host that keeps nothing, or is down (None), has a line as well."""
+    """Return the table of warm processes; a host without any, or one that is down (None), has a line as well."""
     rows = [["host", "torch loaded", "memory", "last used"]]
     for host, templates in zip(hosts, kept, strict=True):
         if not templates:

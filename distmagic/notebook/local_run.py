@@ -1,4 +1,4 @@
-"""Runs a cell's own statements in the notebook, and says where they did what was meant for the ranks."""
+"""Runs a cell's own statements in the notebook, and warns about statements that were meant for the ranks."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -67,7 +67,7 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
 
 
 def _reject_made_here(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise `UsageError` where the call takes an object to the ranks that each has to make itself, before it is made here."""
+    """Raise `UsageError` if the call uses an object that each rank must create, before the notebook creates it."""
     taken = names_evaluated(plan).keys()
     origins = _origins(shell.user_ns, plan)
     for statement in plan.local:
@@ -86,7 +86,7 @@ def _reject_made_here(shell: InteractiveShell, plan: CellPlan) -> None:
 
 
 def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
-    """Return the full names of modules and classes, by the names that the cell's statements have for them."""
+    """Return the full names of modules and classes, by their names in the cell."""
     found = {}
     for name, value in namespace.items():
         if isinstance(value, type):
@@ -108,7 +108,10 @@ def _origins(namespace: Mapping[str, object], plan: CellPlan) -> dict[str, str]:
 
 
 def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise `UsageError` for a name of the call that is nowhere, before the cell's own statements have run: if they call nothing."""
+    """Raise `UsageError` for an undefined name in the call, before the cell's own statements run.
+
+    Only if these statements call nothing, because a call may define names.
+    """
     for statement in plan.local:
         for node in notebook_effects.executed(statement):
             if isinstance(node, ast.Call):
@@ -119,7 +122,7 @@ def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
 
 
 def _reject_names(plan: CellPlan, known: Collection[str]) -> None:
-    """Raise `UsageError` for a name of the call that is not known: each rank would raise NameError."""
+    """Raise `UsageError` for an unknown name in the call: each rank would raise NameError."""
     for name, lineno in names_evaluated(plan).items():
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -156,7 +159,7 @@ def note_library_changes(
     labels: Mapping[str, str],
     noted: set[tuple[str, int, str]],
 ) -> None:
-    """Print once where cells of this notebook have changed what ranks lack, its own cell `filename` too."""
+    """Print once which library changes, also by the cell `filename`, are missing on ranks."""
     found: list[LocalEffect] = []
     texts = ["".join(linecache.getlines(name)) for name in labels]
     for index, (name, label) in enumerate(labels.items()):
@@ -174,7 +177,7 @@ def note_library_changes(
 
 
 def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
-    """Return the error in place of argparse's exit; None for any other error. argparse has printed the usage."""
+    """Return the error for argparse's exit; None for any other error. argparse has printed the usage."""
     places = [
         (one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)
     ]
@@ -191,7 +194,7 @@ def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
 def _note_on(
     error: BaseException, filename: str, effects: Sequence[LocalEffect]
 ) -> str:
-    """Return what to say of an error if it comes of the notebook's being no rank, or of what only hosts have; else ""."""
+    """Return a note for an error whose cause is that the notebook is no rank, or lacks what only hosts have; else ""."""
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
     frames = traceback.extract_tb(error.__traceback__)
@@ -211,7 +214,7 @@ def _note_on(
 def _show_from(
     tb: TracebackType | None, error: BaseException, shell: InteractiveShell
 ) -> None:
-    """Let IPython show `error` from the cell's own frames on, as in any cell, without those of the magic."""
+    """Make IPython show `error` starting at the cell's own frames, without those of the magic."""
     own = tb.tb_next if tb is not None else None
     if own is None or hasattr(error, "_render_traceback_"):
         return

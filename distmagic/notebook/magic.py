@@ -1,7 +1,7 @@
 """`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython in a terminal.
 
-A cell is executed in this order: read the line and the cell; begin to reach the hosts, in the background; run the
-cell's own statements here; pack the call; launch it. An error before the launch gives the hosts up again.
+A cell is executed in this order: parse the line and the cell; start to connect to the hosts, in the background; run the
+cell's own statements in the notebook; pack the call; launch it. An error before the launch releases the hosts.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -59,7 +59,7 @@ _OWN_LINES_FAILED = (
 
 
 class CellSyntaxError(UsageError):
-    """The cell is not Python. `lines` are what IPython shows for a syntax error in any cell."""
+    """The cell is no valid Python. `lines` are what IPython shows for a syntax error in any cell."""
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
         super().__init__(f"line {error.lineno}: {error.msg}")
@@ -86,14 +86,15 @@ class Magics:
         )
 
     def line(self, line: str) -> object:
-        """Set the notebook's hosts, start a playground, look after jobs. `%distributed` alone lists the commands."""
+        """Set the notebook's hosts, start a playground, manage jobs. `%distributed` alone lists the commands."""
         return commands.execute(self.notebook, flags.split(line))
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
 
-        All statements before it run here. The cell's value is the run: run.results, run.logs(rank), run.metrics. A run
-        that gets a name, by an assignment or -o, is no value: IPython's Out would keep it when the name is gone.
+        All statements before it run in the notebook. The cell's value is the run: run.results, run.logs(rank),
+        run.metrics. A run with a name, by an assignment or -o, is not the cell's value, because IPython's Out would
+        keep it after `del`.
         """
         if flags.asks_help(line):
             print(flag_parser.help_text())
@@ -130,7 +131,7 @@ class Magics:
         return run_names.bound(self.shell, names, start)
 
     def ranks(self, line: str, cell: str) -> object | None:
-        """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, and flags as `%%distributed` has them."""
+        """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, with the flags of `%%distributed`."""
         if flags.asks_help(line):
             print(flag_parser.help_text("%%ranks [NAME] [0,4-7] [FLAGS]"))
             return None
@@ -138,7 +139,7 @@ class Magics:
         return self.cell(shlex.join(flags.words_of_ranks(line, last)), cell)
 
     def late(self, line: str) -> None:
-        """Raise `UsageError` for a cell magic of ours under the first line of a cell. IPython takes it for a line magic."""
+        """Raise `UsageError` for a `%%` magic that is not in a cell's first line: IPython treats it as a line magic."""
         del line
         raise UsageError(
             "A cell's magic stands on its first line, and this one has something above it.",
@@ -146,7 +147,7 @@ class Magics:
         )
 
     def _stay(self, request: flags.Request, cell: str, names: list[str]) -> object:
-        """Run a cell on ranks that stay, and start them where there are none of this name."""
+        """Run a cell on ranks that stay; start them if none have this name."""
         from distmagic.staying.ranks import CellRequest
 
         assert request.stay is not None
@@ -190,7 +191,7 @@ class Magics:
     def _start_ranks(
         self, request: flags.Request, plan: cells.CellPlan, *, can_type: bool
     ) -> Ranks:
-        """Begin to start ranks that stay."""
+        """Start ranks that stay."""
         from distmagic.session.place import place_of
         from distmagic.staying.ranks import start
 
@@ -207,7 +208,7 @@ class Magics:
         return start(place, session, request, plan, limit_bytes, can_type=can_type)
 
     def _check_same(self, request: flags.Request, ranks: Ranks) -> None:
-        """Raise `UsageError` where a later cell asks for other hosts, or other terms, than its ranks have."""
+        """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks have."""
         plain = flags.parse_line("", self.config.defaults(os.environ))
         asked = ranks.request
         for name in ("hosts", "hostfile", "allocation", "spec", "access"):
@@ -221,7 +222,7 @@ class Magics:
     def _run_workflow(
         self, plan: cells.CellPlan, request: flags.Request, variable: str
     ) -> Run:
-        """Run the cell as a system runs whole jobs."""
+        """Run the cell as a whole job of a system such as OSMO."""
         from distmagic.session.programs import run_workflow
 
         with closing(asker_of(self.shell)) as asker:
@@ -268,7 +269,7 @@ class Magics:
             )
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
-        """Write the folder that starts the cell elsewhere, and return what to tell the user of it."""
+        """Write the exported folder, and return a message for the user."""
         from distmagic.exports import cell_script
         from distmagic.session import exporting
 
@@ -287,7 +288,7 @@ class Magics:
         return exporting.write(program, "cell", request, hosts)
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
-        """Return the request of the cell's line. Raises `UsageError`."""
+        """Return the parsed cell. Raises `UsageError`."""
         raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
         first = next((line for line in cell.splitlines() if line.strip()), "")
         if first.startswith("%%"):
@@ -307,9 +308,10 @@ class Magics:
         return plan
 
     def _remember(self, raw: str, text: str) -> str:
-        """Make `text` known to tracebacks, and return its file name.
+        """Make `text` available to tracebacks, and return its file name.
 
-        It is the name of the visible cell where the magic is that cell's: the kernel's debugger finds its lines then.
+        It is the name of the visible cell if the magic is in its first line, so that the kernel's debugger finds its
+        lines.
         """
         result = getattr(self.shell.displayhook, "exec_result", None)
         number, visible = self.shell.execution_count, ""
@@ -366,9 +368,9 @@ class Magics:
         request: flags.Request,
         asker: NotebookAsker,
     ) -> Payload:
-        """Pack the cell's call; of a cell that runs whole its text, with the arguments of a script.
+        """Pack the cell's call; for a whole cell its text, with the arguments of a script.
 
-        Above the limit the user is asked; where nobody can answer, `PayloadTooLarge` is raised.
+        Above the size limit it asks the user; if no user can answer, it raises `PayloadTooLarge`.
         """
         from distmagic.payload.pack import pack_call, pack_whole
 
@@ -395,14 +397,14 @@ class Magics:
         return pack(limit_bytes=sys.maxsize)
 
     def _run_own(self, plan: cells.CellPlan, request: flags.Request) -> None:
-        """Run what the cell has for the notebook: all before its call."""
+        """Run the cell's statements for the notebook: all before its call."""
         if plan.call is not None:
             given = [name for name, _ in request.spec.env]
             run_local(self.shell, plan, given)
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
-    """Return what IPython asks for completions: in a line of ours nobody else's are offered beside them."""
+    """Return IPython's completion function; on a line of these magics it suppresses other completions."""
     from IPython.core.completer import SimpleCompletion, context_matcher
 
     @context_matcher(identifier="distmagic")  # type: ignore[untyped-decorator]
@@ -418,7 +420,7 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
 
 
 def _help_of_cell(lines: list[str]) -> list[str]:
-    """Ask for the help as a line does where a cell has nothing else: IPython hands no empty cell to a magic."""
+    """Turn a cell with only `--help` into a line magic, because IPython passes no empty cell to a cell magic."""
     first, *rest = lines or [""]
     if _ASKS_HELP.fullmatch(first) and not "".join(rest).strip():
         return [first.removeprefix("%")]
@@ -430,7 +432,7 @@ def _body(cell: str) -> str:
 
 
 def _labels(shell: InteractiveShell) -> dict[str, str]:
-    """Return how IPython names the file of each cell so far: "Cell In[3]"."""
+    """Return IPython's label of each cell's file so far: "Cell In[3]"."""
     names = {one: shell.compile.format_code_name(one) for one in list(linecache.cache)}
     return {one: " ".join(label) for one, label in names.items() if label is not None}
 
@@ -438,9 +440,9 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
 def load_ipython_extension(
     shell: InteractiveShell, open_session: Callable[[], Session] | None = None
 ) -> None:
-    """Register the magics, over this process's session or another one.
+    """Register the magics, with this process's session or another one.
 
-    Where another extension owns `%%distributed`, it keeps it.
+    If another extension has registered `%%distributed`, it keeps the name.
     """
     check_system()
     magics = Magics(shell, open_session)
@@ -463,7 +465,7 @@ def load_ipython_extension(
 
 
 def _other_owner(shell: InteractiveShell) -> str:
-    """Return the package of another extension that owns the first of our names, "" if there is none."""
+    """Return the package of another extension that has registered the first of the names, "" if none."""
     for kind in ("cell", "line"):
         magic = shell.magics_manager.magics[kind].get(MAGICS[0])
         if magic is not None and not _is_ours(magic):
@@ -477,7 +479,7 @@ def _is_ours(magic: object) -> bool:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Take back what `load_ipython_extension` registered, and end connections and playground."""
+    """Unregister what `load_ipython_extension` registered, and close connections and playground."""
     for kind in ("cell", "line"):
         table = shell.magics_manager.magics[kind]
         names = (*MAGICS, RANKS)

@@ -1,6 +1,6 @@
 """`%distributed run SCRIPT`, in a terminal `distmagic run SCRIPT`: a script, or a module, on every rank.
 
-Its flags, and its run, are those of a cell.
+It has the flags of a cell, and returns the same kind of run.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(line: CommandLine) -> object:
-    """Run a program and return the run, if it gets no name. Raises what a cell raises."""
+    """Run a program and return the run, unless a variable gets it. Raises the errors of a cell."""
     if line.words and line.words[0] in ("-h", "--help"):
         is_in_notebook = line.notebook.shell is not None
         magic = "%distributed" if is_in_notebook else "distmagic"

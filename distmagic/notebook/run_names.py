@@ -1,4 +1,4 @@
-"""The variables that a run goes into: those that its line or its cell names, else `_run`."""
+"""The variables that get a run: those named in its line or cell, else `_run`."""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -18,18 +18,18 @@ LAST_RUN = "_run"  # the last run, if it got no other name
 
 
 def variable_of(names: Sequence[str]) -> str:
-    """Return the variable that messages name of a run with these names."""
+    """Return the variable name for messages about a run with these names."""
     return names[-1] if names else LAST_RUN
 
 
 def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> None:
-    """Give the run its names, of which one may be an item or an attribute, as `runs["a"]`.
+    """Assign the run to its names, one of which may be an item or an attribute, such as `runs["a"]`.
 
-    Only a run that has none is `_run`: else that would keep it after `del run`.
+    Only a run without a name is assigned to `_run`, which would otherwise keep it after `del run`.
 
-    A terminal, where there is no shell, has no variables.
+    A terminal has no shell, and thus no variables.
 
-    A note says it of a name that had a value of the notebook's, as in `model = train(model)`.
+    A note warns about a name that had another value, as in `model = train(model)`.
     """
     if shell is None:
         return
@@ -56,7 +56,7 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
 
 
 def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:
-    """Give ranks that stay their name; a note says it of one that had another value."""
+    """Assign ranks that stay to their name; a note warns if it had another value."""
     older = shell.user_ns.get(name)
     if older is not None and type(older) is not type(ranks):
         print(
@@ -68,7 +68,7 @@ def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:
 def bound(
     shell: InteractiveShell | None, names: Sequence[str], start: Callable[[], object]
 ) -> object | None:
-    """Start a run and give it its names, also where it fails; return it where it has none: Out would keep it else."""
+    """Start a run and assign it to its names, even if it fails; return it only if it has none, or Out would keep it."""
     try:
         run = start()
     except RunError as error:
@@ -81,7 +81,7 @@ def bound(
 
 
 def _kinds() -> tuple[type, ...]:
-    """Return what a run's name may have had before: imported only now, as a magic must be there at once."""
+    """Return the types that a run's name may have had before; imported late, because the magics must load fast."""
     from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run
     from distmagic.session.background import BackgroundRun

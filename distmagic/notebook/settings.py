@@ -1,4 +1,4 @@
-"""What is set once for a notebook: its hosts and its playground; and the session that all its cells share."""
+"""The settings of a notebook: its hosts and its playground; and the session that all its cells share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Notebook:
-    """One shell with its settings; in a terminal, where `shell` is None, one command with its.
+    """One shell with its settings; in a terminal, where `shell` is None, the settings of one command.
 
-    `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, None without
-    one. `synced` are the Pythons of the environments that `%distributed env sync` has made, by host. `listed` are the
-    jobs that `%distributed jobs` has shown last. `ranks` are those that stay, by name, the one used last at the end. `open_session` stands for this process's own session. `terminal_words` turns
-    a text, which may be about a job, into one for a terminal.
+    `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, if any.
+    `synced` are the Pythons of environments made by `%distributed env sync`, by host. `listed` are the jobs of the last
+    `%distributed jobs`. `ranks` are the ranks that stay, by name, last used at the end. `open_session` replaces this
+    process's own session. `terminal_words` rewords a text, which may be about a job, for a terminal.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Notebook:
         self.ranks: dict[str, Ranks] = {}
 
     def worded(self, text: str, job: str = "") -> str:
-        """Return a text, which may be about a job, with its commands as they are typed here."""
+        """Return a text, which may be about a job, with commands as the user must type them."""
         if self._terminal_words is None:
             return text
         return self._terminal_words(text, job)
 
     def screen(self, *, in_background: bool = False) -> AnnouncingScreen:
-        """Return the screen of a run, with commands in its notices as they are typed here."""
+        """Return the screen of a run; its notices have commands as the user must type them."""
         from distmagic.screens.changed import ChangedScreen
         from distmagic.screens.choose import screen_for
 
@@ -73,11 +73,11 @@ class Notebook:
         return replace(state, notices=notices)
 
     def say(self, text: str) -> None:
-        """Print a text with names in it that a host told: in a terminal nothing in them may be obeyed."""
+        """Print a text with names from a host, without terminal control sequences."""
         print(sanitize.lines(self.worded(text)))  # noqa: T201
 
     def show(self, page: Mapping[str, str]) -> None:
-        """Show a page, which has HTML or Markdown besides the text that a terminal shows."""
+        """Show a page as HTML or Markdown; a terminal shows its text."""
         if self.shell is None:
             print(page["text/plain"])  # noqa: T201
         else:
@@ -101,11 +101,10 @@ class Notebook:
     def access(
         self, request: flags.Request, hosts: tuple[Host, ...], *, synced: bool = True
     ) -> Access:
-        """Return the way to `hosts`: playground hosts are reached with the playground's own SSH configuration.
+        """Return how to reach `hosts`: playground hosts use the playground's own SSH configuration.
 
-        Where the line names no Python, that of an environment counts which was `synced`.
-
-        Raises `UsageError` where `--python HOST=PATH` names a host that is not among them.
+        If the line names no Python, that of a `synced` environment is used. Raises `UsageError` if `--python HOST=PATH`
+        names a host that is not among them.
         """
         names = {host.name for host in hosts}
         for name in request.python_hosts:
@@ -132,21 +131,28 @@ class Notebook:
         return replace(access, pythons=tuple(pythons.items()))
 
     def way(self, request: flags.Request) -> tuple[tuple[Host, ...], Access]:
-        """Return the hosts of `request` and the way to them; of nodes of a scheduler only the way is known. Raises `UsageError`."""
+        """Return the hosts of `request` and how to reach them; for a scheduler's nodes no hosts.
+
+        Raises `UsageError`.
+        """
         if request.allocation is not None:
             return (), request.access
         hosts = self.choose(request).hosts
         return hosts, self.access(request, hosts)
 
     def place(self) -> tuple[tuple[Host, ...], Access]:
-        """Return where a cell without flags runs, and the way there; () where nobody has named hosts. Raises `UsageError`."""
+        """Return the hosts of a cell without flags, and how to reach them; () if no hosts were set.
+
+        Raises `UsageError`.
+        """
         request = flags.parse_line("", self.config.defaults(os.environ))
         hosts, access = self.way(request)
         is_default = self.choose(request).is_default
         return () if is_default else hosts, access
 
     def part(self, request: flags.Request) -> Part | None:
-        """Return this kernel's part in a job whose nodes all run this notebook; None outside one, and where hosts are named.
+        """Return this kernel's part in a job whose nodes all run this notebook; None outside of one, or if hosts are
+        named.
 
         Raises `UsageError`.
         """
@@ -166,14 +172,14 @@ class Notebook:
         run_on: Callable[[tuple[Host, ...], Access], Any],
         before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Return what `run_on` returns for the hosts of `request`; as `Part.run` where all nodes of a job run this."""
+        """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run this notebook."""
         part = self.part(request)
         if part is None:
             return run_on(*self.way(request))
         return part.run(digest(), request.access, request.spec, run_on, before)
 
     def host_names(self) -> list[str]:
-        """Return the names to complete: the notebook's hosts and those of the SSH configuration."""
+        """Return host names for completion: the notebook's, and those in the SSH configuration."""
         from distmagic.transports.ssh.config import host_names
 
         known = list((self.hosts or Chosen()).hosts)
@@ -184,17 +190,17 @@ class Notebook:
         return list(dict.fromkeys(names))
 
     def job_names(self) -> tuple[str, ...]:
-        """Return the names of the jobs that this kernel has begun, the newest first, and of those that it has listed."""
+        """Return the names of the jobs that this kernel has started, newest first, and of those that it has listed."""
         begun = () if self._session is None else self._session.begun
         listed = [job.name for job in reversed(self.listed)]
         return tuple(dict.fromkeys([*begun, *listed]))
 
     def in_background(self) -> tuple[BackgroundRun, ...]:
-        """Return the runs of this kernel that go on in the background."""
+        """Return this kernel's background runs."""
         return () if self._session is None else self._session.background.running
 
     def down(self) -> tuple[str, ...]:
-        """End what hosts keep loaded, and all connections. Return the hosts on which that did not succeed."""
+        """End warm processes, and close all connections. Return the hosts on which that failed."""
         session, self._session = self._session, None
         return session.down() if session is not None else ()
 
@@ -212,7 +218,7 @@ class Notebook:
 
 
 def listed(hosts: Iterable[Host]) -> str:
-    """Return `hosts` as the user may write them."""
+    """Return `hosts` in the user's notation."""
     return ", ".join(_written(host) for host in hosts)
 
 

@@ -1,4 +1,4 @@
-"""Content-addressed files on this machine, on their way to the hosts."""
+"""Content-addressed files on this machine, for sending to hosts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOUCH_S = 30.0  # between two touches of files that are in use
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBlob:
-    """A content-addressed file on this machine. `is_users`: the user's own, which is only read here."""
+    """A content-addressed file on this machine. `is_users`: a file of the user, which is only read."""
 
     blob: Blob
     path: Path
@@ -31,7 +31,7 @@ class LocalBlob:
 
 
 def folder() -> Path:
-    """Return this machine's own folder of blobs, which `expiry.expire` keeps bounded. Raises `PayloadError`."""
+    """Return this machine's folder of blobs, whose size `expiry.expire` limits. Raises `PayloadError`."""
     try:
         found = places.make_private(places.home() / "blobs")
         if not os.access(found, os.W_OK):
@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def keep(data: bytes, where: Path) -> LocalBlob:
-    """Write `data` to a file of the folder `where` that is named by its SHA-256. Raises OSError."""
+    """Write `data` to a file in the folder `where`, named by its SHA-256. Raises OSError."""
     blob = Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
     with atomic_write(where / blob.sha256) as file:
         file.write(data)
@@ -54,7 +54,7 @@ def keep(data: bytes, where: Path) -> LocalBlob:
 
 @contextmanager
 def in_use(files: Sequence[LocalBlob]) -> Iterator[None]:
-    """Touch files of this machine every 30 s inside the block, so that nobody on this machine expires them."""
+    """Inside the block, touch files of this machine every 30 s, so that no cleanup removes them."""
     is_over = threading.Event()
     ours = [local.path for local in files if not local.is_users]
 
@@ -72,7 +72,7 @@ def in_use(files: Sequence[LocalBlob]) -> Iterator[None]:
 def receive(
     local: LocalBlob, pull: Callable[[Callable[[bytes], object]], object]
 ) -> None:
-    """Take a file from elsewhere; `pull` writes its bytes. Raises OSError if it arrives damaged."""
+    """Receive a file; `pull` writes its bytes. Raises OSError if it arrives damaged."""
     digest = hashlib.sha256()
 
     def write(data: bytes) -> None:
@@ -88,7 +88,7 @@ def receive(
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
     """Return a zip of `files`, the same bytes for the same files.
 
-    Directories have entries of their own: without them zipimport (before Python 3.13) finds no namespace package.
+    It has entries for directories: without them zipimport (before Python 3.13) finds no namespace package.
     """
     buffer = io.BytesIO()
     folders = {

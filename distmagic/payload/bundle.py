@@ -1,13 +1,12 @@
-"""The bundle: one zip with all that a host needs besides Python and torch.
+"""The bundle: one zip with everything that a host needs besides Python and torch.
 
     __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
-    distmagic/             the package's __init__ and the half that travels, remote/ without remote/keeper/
+    distmagic/             the package's __init__, and remote/ without remote/keeper/
     cloudpickle/           as installed here
     fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
 
-All of it is importable from inside the zip. Beside the files of distmagic stands their byte code: a Python of the same
-version needs no compiler, which is a third of its start; any other Python ignores it. Files that are needed where nobody
-waits for a few milliseconds go without.
+All of it is importable from inside the zip. It includes distmagic's byte code, which saves a Python of the same version
+a third of its start time; other versions ignore it. Files that are not needed at the start have no byte code.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
 
 def build() -> blobs.LocalBlob:
-    """Return the bundle, which lies among this machine's blobs. The same bytes for the same installed files."""
+    """Return the bundle, stored in this machine's folder of blobs. Equal installed files give equal bytes."""
     with _BUILDING:  # all hosts are reached at once
         bundle = _built()
         try:
@@ -86,7 +85,7 @@ def build() -> blobs.LocalBlob:
 
 
 def with_task() -> bytes:
-    """Return the bundle together with what a task of a platform runs that has no channel to the notebook."""
+    """Return the bundle with the modules for a task on a platform without a channel to the notebook."""
     here = Path(__file__).parents[1]
     zipped = io.BytesIO(build().path.read_bytes())
     with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -103,7 +102,7 @@ def _built() -> blobs.LocalBlob:
 
 
 def _files() -> dict[str, Path]:
-    """Return {name in the bundle: file} of all that travels as it is. Raises `DistmagicError`."""
+    """Return {name in the bundle: file} of all unchanged files. Raises `DistmagicError`."""
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
@@ -126,7 +125,7 @@ def _files() -> dict[str, Path]:
 
 
 def _fingerprint(files: dict[str, Path]) -> str:
-    """Return what changes whenever the bundle does, without reading the files: that takes a tenth of a second."""
+    """Return a text that changes whenever the bundle does, without reading the files, which would take 0.1 s."""
     found = []
     for name, file in sorted(files.items()):
         status = file.stat()
@@ -136,7 +135,7 @@ def _fingerprint(files: dict[str, Path]) -> str:
 
 
 def _noted(note: Path) -> blobs.LocalBlob | None:
-    """Return the bundle that another kernel has made of the same files, if it is there, and whole."""
+    """Return the bundle that another kernel has made of the same files, if it exists and is complete."""
     try:
         found = note.with_name(note.read_text())
         data = found.read_bytes()
@@ -174,9 +173,9 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
 
 
 def _shortened(code: CodeType, name: str) -> CodeType:
-    """Return code of the file `name`, without the docstrings of it and its functions, and without columns.
+    """Return code of the file `name`, without docstrings and column positions.
 
-    Nobody on a host reads them.
+    Hosts do not need them.
     """
     consts: list[object] = []
     for const in code.co_consts:
@@ -210,7 +209,7 @@ def _shortened(code: CodeType, name: str) -> CodeType:
 
 
 def _package(name: str) -> dict[str, Path]:
-    """Return the Python files of an installed package; none where it is not installed."""
+    """Return the Python files of an installed package; none if it is not installed."""
     spec = importlib.util.find_spec(name)
     files: dict[str, Path] = {}
     if spec is None:

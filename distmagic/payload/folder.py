@@ -1,6 +1,4 @@
-"""What of a folder travels: its files, but no keys or passwords of the user's, nothing that ignore files name, and no link
-that leads out of it.
-"""
+"""Chooses the files of a folder to send: no keys or passwords, no ignored files, no links that lead outside."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class LocalFile:
 class Contents:
     """Files, links (each with its target) and empty folders, by their path below a working directory.
 
-    `left_out` are links that lead out of their folder, `ignored` files that a .gitignore keeps here, without those of
-    folders that it keeps here whole. `private` is what may hold keys or passwords of the user's.
+    `left_out` are links that lead out of their folder. `ignored` are files excluded by a .gitignore, without those in
+    wholly excluded folders. `private` are files that may hold the user's keys or passwords.
     """
 
     files: dict[str, LocalFile] = field(default_factory=dict)
@@ -55,7 +53,7 @@ class Contents:
     private: list[str] = field(default_factory=list)
 
     def add(self, other: Contents, at: str = "") -> None:
-        """Add what another folder has, at a place below the working directory. What is there already is replaced."""
+        """Add the content of another folder at a path below the working directory, replacing existing files."""
         prefix = f"{at}/" if at else ""
         self.files |= {prefix + path: file for path, file in other.files.items()}
         self.links |= {prefix + path: target for path, target in other.links.items()}
@@ -69,12 +67,12 @@ class Contents:
 
     @property
     def size_bytes(self) -> int:
-        """What all files have together."""
+        """The total size of all files."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 def contents_of(folder: Path) -> Contents:
-    """Return what of a folder travels. Raises `PayloadError` where it can't be read or has too many files."""
+    """Return the files of a folder to send. Raises `PayloadError` if it is unreadable or has too many files."""
     try:
         return _look(Path(os.path.realpath(folder)))
     except OSError as error:
@@ -119,7 +117,7 @@ def _look(root: Path) -> Contents:
 
 
 def file_of(path: Path) -> LocalFile:
-    """Return the entry of a file that travels: path, size, mode. Raises OSError."""
+    """Return the entry of a file to send: path, size, mode. Raises OSError."""
     status = path.stat()
     seen_files.sent(path, status)
     return LocalFile(
@@ -130,7 +128,7 @@ def file_of(path: Path) -> LocalFile:
 
 
 def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
-    """Keep a file; keep a link that stays in the folder, as a relative one, and note one that leads out."""
+    """Add a file; add a link that stays in the folder, as a relative one, and record one that leads outside."""
     here = Path(entry.path)
     if entry.is_file(follow_symlinks=False):
         found.files[path] = file_of(here)
@@ -143,7 +141,7 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
 
 
 def check_size(contents: Contents, limit_bytes: int, what: str) -> None:
-    """Raise `PayloadTooLarge` if the files are larger than `limit_bytes`; `what` names them in words."""
+    """Raise `PayloadTooLarge` if the files are larger than `limit_bytes`; `what` describes them."""
     size = contents.size_bytes
     if size <= limit_bytes:
         return

@@ -1,7 +1,8 @@
-"""Which files of a folder stay here: what `.gitignore` and `.distmagicignore` name, and what is never of use on a host.
+"""Decides which files of a folder are not sent: those in `.gitignore` and `.distmagicignore`, and files useless on
+hosts.
 
-Both files have git's syntax and count for their own folder and below. Those of deeper folders count more, the last line
-that fits decides, and `.distmagicignore` comes after `.gitignore`: `!data/` in it brings back what git ignores.
+Both files have git's syntax and apply to their own folder and below. Files in deeper folders take precedence, the last
+matching line decides, and `.distmagicignore` comes after `.gitignore`: `!data/` in it sends a folder that git ignores.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _NEVER = {
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that count in one folder: those of all ignore files from the top down, each with its path."""
+    """The rules for one folder: those of all ignore files from the top down, each with its path."""
 
     specs: tuple[tuple[str, GitIgnoreSpec], ...] = ()
 
     def below(self, folder: Path) -> Rules:
-        """Return the rules that count in `folder`: these, and those of its own ignore files."""
+        """Return the rules for the subfolder `folder`: these, and those of its own ignore files."""
         found = []
         for name in _NAMES:
             try:
@@ -45,9 +46,9 @@ class Rules:
         return Rules((*self.specs, *found)) if found else self
 
     def ignored_by(self, path: str, *, is_folder: bool) -> str:
-        """Return the path of the ignore file that keeps a file or folder here, "" for what travels.
+        """Return the path of the ignore file that excludes a file or folder, "" if it is sent.
 
-        `path` is absolute. What is never of use on a host is kept here by itself.
+        `path` is absolute. A file that is useless on hosts is excluded by its own path.
         """
         if path.rpartition("/")[2] in _NEVER:
             return path
@@ -60,7 +61,7 @@ class Rules:
 
 
 def rules_above(folder: Path) -> Rules:
-    """Return the rules that count for a folder because it lies in a git repository; not those that ignore the folder itself."""
+    """Return the rules for a folder from the git repository around it, except rules that ignore the folder itself."""
     above = []
     for parent in folder.parents:
         if (folder / ".git").exists():
@@ -77,10 +78,10 @@ def rules_above(folder: Path) -> Rules:
 
 
 def line_that_sends(path: Path, folder: Path) -> tuple[str, Path] | None:
-    """Return a line, and the .distmagicignore that it belongs in, which sends what .gitignore keeps here of a folder.
+    """Return a line, and the .distmagicignore to add it to, which sends a file or folder that .gitignore excludes.
 
-    It sends the folder of the file, too, where that is below the .distmagicignore: its other files are kept here by the
-    same rule. None for a file that .gitignore doesn't keep here.
+    It also sends the file's parent folder, if that is below the .distmagicignore; other files in it stay excluded by
+    the same rule. None for a file that .gitignore doesn't exclude.
     """
     if not path.is_relative_to(folder):
         return None

@@ -1,8 +1,8 @@
-"""The user's own modules: which of them a call needs, and their files. What is on disk travels, as a new import
-would find it, not what the notebook imported before an edit.
+"""Finds the user's own modules that a call needs, and their files. The current files on disk are sent, not the versions
+that the notebook imported before an edit.
 
-Local is what lies neither in the standard library nor in a site-packages directory: files beside the notebook,
-checkouts on PYTHONPATH, editable installs. A package travels as its folder is, data files among it (work_files.py).
+A local module is neither in the standard library nor in a site-packages directory: files next to the notebook,
+checkouts on PYTHONPATH, editable installs. A package is sent as a whole folder, including data files (work_files.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModule:
-    """A top-level module of the user's: its file, or the directories of a package."""
+    """A top-level module of the user: its file, or the directories of a package."""
 
     name: str
     file: Path | None = None
@@ -39,17 +39,17 @@ class LocalModule:
 
     @property
     def root(self) -> Path:
-        """The directory that it is imported from."""
+        """The directory from which it is imported."""
         return self.file.parent if self.file is not None else self.places[0].parent
 
 
 def found(
     names: Iterable[str], script: Path | None = None, current: Path | None = None
 ) -> tuple[LocalModule, ...]:
-    """Return the local modules among `names` and those that they import in turn, in alphabetical order.
+    """Return the local modules in `names` and those that they import in turn, in alphabetical order.
 
-    Of a program, `script` is the directory that it imports from first, and `current` has what is importable nowhere else.
-    Raises `PayloadError` for a package that is too large, but not of a program.
+    For a program, `script` is the directory from which it imports first, and `current` has modules that are importable
+    nowhere else. Raises `PayloadError` for a package that is too large, except for a program.
     """
     modules: dict[str, LocalModule] = {}
     waiting, done = sorted(set(map(_top, names))), set(_NEVER)
@@ -74,7 +74,7 @@ def found(
 
 
 def loaded_by_path() -> list[str]:
-    """Return the user's modules that no import finds by their names: `spec_from_file_location("plan", "conf/base.py")`."""
+    """Return the user's modules that can't be imported by name: `spec_from_file_location("plan", "conf/base.py")`."""
     found = []
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
@@ -102,7 +102,7 @@ def _top(name: str) -> str:
 
 
 def imports_of_code(code: CodeType) -> Iterator[str]:
-    """Yield the names of what this code imports, as `imports_of_text` (that of functions inside it aside)."""
+    """Yield the names of imports in this code, as `imports_of_text`, without functions inside it."""
     module = ""
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
@@ -115,7 +115,7 @@ def imports_of_code(code: CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=MAX_FILES)
 def imports_of_text(text: str | bytes) -> tuple[str, ...]:
-    """Return the names of what a program's text imports (`from a import b`: a, a.b); none for a text that is no Python."""
+    """Return the names of imports in a program's text (`from a import b`: a, a.b); none for invalid Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -127,7 +127,7 @@ def imports_of_text(text: str | bytes) -> tuple[str, ...]:
 
 
 def imports_of_statement(node: ast.AST) -> list[str]:
-    """Return the names of what one statement imports; none for another one, or for one that counts from its own package."""
+    """Return the names of imports in one statement; none for other statements and relative imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -145,7 +145,7 @@ def _beside(top: str, folder: Path | None) -> LocalModule | None:
 
 
 def _local(top: str) -> LocalModule | None:
-    """Return a top-level module where an import finds it; None unless it is local."""
+    """Return a top-level module by its import name; None unless it is local."""
     module, spec = sys.modules.get(top), _spec(top)
     folders = (
         getattr(spec, "submodule_search_locations", None)
@@ -171,7 +171,7 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, text) of the Python files of a module, all of them."""
+    """Yield (path, text) of all Python files of a module."""
     if module.file is not None:
         yield str(module.file), module.file.read_bytes()
     count = size = 0
@@ -216,7 +216,7 @@ def is_installed(path: str | os.PathLike[str]) -> bool:
 
 @functools.cache
 def _is_recorded(folder: Path, name: str) -> bool:
-    """Whether `pip install --target` has put this file or package into a folder: a .dist-info beside it names it."""
+    """Whether `pip install --target` has put this file or package into a folder: a .dist-info next to it lists it."""
     for record in folder.glob("*.dist-info/RECORD"):
         with record.open(encoding="utf-8", errors="replace") as lines:
             if any(line.split(",", 1)[0].split("/", 1)[0] == name for line in lines):

@@ -1,9 +1,8 @@
-"""What the text of a program shows before its ranks run it: that it sets variables, or starts ranks of its own.
+"""Examines the text of a program before its ranks run it: whether it sets variables, or starts ranks itself.
 
-Packages read variables when they are imported. A process that has them loaded already would ignore what the program sets
-before it imports them. Which package reads which variable nobody knows. So a package may be loaded when ranks begin only
-where the program imports it before it sets any variable, but for those of torchrun, which no package reads that is kept
-loaded.
+Packages read variables on import. If a rank has a package preloaded, variables that the program sets before the import
+have no effect. It is unknown which package reads which variable. So a package may only be preloaded if the program
+imports it before it sets any variable, except torchrun's, which no preloaded package reads.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ Text = tuple[str, str | bytes, Container[int] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class OnRanks:
-    """What ranks need to have, or not to have, when they begin.
+    """What ranks may, or must not, have loaded when they start.
 
-    may_be_loaded: modules, and what is in them, which a rank may find loaded; None where it may find anything
-    imports: names of what the program imports
-    notice: for the user
+    may_be_loaded: modules, and objects in them, that may be preloaded in a rank; None if anything may imports: names
+    that the program imports notice: a message for the user
     """
 
     may_be_loaded: frozenset[str] | None = None
@@ -59,11 +57,12 @@ class OnRanks:
 
 @dataclass
 class _Order:
-    """What texts do, each named by its number. What a function does comes later, when it is called.
+    """The order of imports and settings in texts, identified by their numbers. Code in a function runs later, when it
+    is called.
 
-    imports: text, line and name of each import; the line is 0 in a function
-    settings: text and line of each statement that sets a variable, and whether a function does it
-    calls: {text: the first line at which the text itself calls something}; an import further down may come after the call
+    imports: text, line and name of each import; the line is 0 in a function settings: text and line of each statement
+    that sets a variable, and whether it is in a function calls: {text: the first line at which the text itself calls
+    something}; an import further down may come after the call
     """
 
     imports: list[tuple[int, int, str]] = field(default_factory=list)
@@ -73,7 +72,7 @@ class _Order:
     def note(
         self, text: int, line: int, node: ast.AST, *, is_in_function: bool
     ) -> None:
-        """Note what a statement or an expression does."""
+        """Record the effect of a statement or an expression."""
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = imports_of_statement(node) or [_UNKNOWN]
             at = 0 if is_in_function else line
@@ -90,7 +89,7 @@ class _Order:
             self.settings.append((text, line, is_in_function))
 
     def may_be_loaded(self, first: Iterable[str]) -> frozenset[str] | None:
-        """Return what is imported before the first variable is set; nothing where more is imported later."""
+        """Return the imports before the first variable is set; nothing if more is imported later."""
         if not self.settings:
             return None
         found = set(first)
@@ -112,9 +111,9 @@ class _Order:
 def look(
     texts: Iterable[Text], imported: Iterable[str] = (), first: Iterable[str] = ()
 ) -> OnRanks:
-    """Look through the texts of a program. One that is no Python shows nothing.
+    """Examine the texts of a program. Invalid Python is ignored.
 
-    `imported` names what the program imports beside that, `first` what is imported before any of it runs.
+    `imported` are other names that the program imports, `first` those imported before any of it runs.
     """
     notice = ""
     order = _Order()
@@ -176,7 +175,7 @@ def _started_by(node: ast.AST, label: str) -> str:
 def of_codes(
     codes: Iterable[CodeType], texts: Mapping[str, str], labels: Mapping[str, str]
 ) -> Iterator[Text]:
-    """Yield the texts of cells with the lines of those functions that travel."""
+    """Yield the texts of cells, with the lines of the functions that are sent."""
     lines: dict[str, set[int]] = {}
     for code in codes:
         found = {line for _, _, line in code.co_lines() if line is not None}
@@ -193,7 +192,7 @@ def of_modules(modules: Iterable[LocalModule]) -> Iterator[Text]:
 
 
 def of_program(start: Path, folder: Path) -> Iterator[Text]:
-    """Yield the text of a script, and of what it imports from a folder, in turn."""
+    """Yield the text of a script, and of the modules that it imports from a folder, in turn."""
     waiting, seen = [start], set[Path]()
     while waiting and len(seen) < MAX_FILES:
         path = waiting.pop()

@@ -1,11 +1,11 @@
-"""A call becomes files: the pickled call, the code that it refers to, and the large values in it.
+"""Turns a call into files: the pickled call, the code that it refers to, and its large values.
 
     call         parcel of a `Call` or a `Whole` (remote/values/call.py)
-    code         zip: sources.json, the text of the cells and their labels, and where local modules lie on this machine
-    side files   the large values of the call, each in a file of its own (remote/values/side_files.py)
+    code         zip: sources.json, the source of cells and their labels, and the paths of local modules on this machine
+    side files   the large values of the call, in separate files (remote/values/side_files.py)
 
-What can't travel is named by the variable that holds it. For hosts with another Python the same call is packed once
-more, its code as source (remote/values/source_form.py).
+An error names the variable with a value that can't be sent. For hosts with another Python version, the call is packed
+again with its code as source (remote/values/source_form.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPython:
-    """The oldest Python of those hosts of a job that have another minor version than this one's; `host` has it."""
+    """The oldest Python of those hosts that have another minor version than this machine; `host` has it."""
 
     host: str
     version: tuple[int, ...]
@@ -46,16 +46,17 @@ class OtherPython:
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What every rank of a job gets. Equal calls give equal files, which a host that has them is not sent again.
+    """The files that every rank of a job gets. Equal calls give equal files, which are not sent again to a host that
+    has them.
 
-    `modules` are the local modules that the call needs, `folder` is what a script brings along, which imports from `roots`
-    of its working directory, too; `tree` is both as blobs,
-    None before it is known that a host needs them (payload/work_files.py). `limit_bytes` counts for it, too. `script` is
-    the script's own file, `name` what its working directory is called by default, "" for a cell. `notice` is what a user
-    should know of the files. `uses` are the top-level names of modules that a call's functions and values need, and of
-    `logging` and `warnings`, which any module uses. `settings` are this process's that ranks begin with, also in words.
-    `title` is what is run, as the user wrote it. `in_source` packs the same without byte code,
-    which only a Python of the same minor version runs; None where none is in it.
+    `modules` are the local modules that the call needs. `folder` is the folder of a script, which also imports from
+    `roots` in its working directory. `tree` has both as blobs, None before it is known that a host needs them
+    (payload/work_files.py); `limit_bytes` includes it. `script` is the script's own file, `name` the default name of
+    its working directory, "" for a cell. `notice` is a message for the user about the files. `uses` are the top-level
+    modules that a call's functions and values need, and those of `logging` and `warnings`, which any module may use.
+    `settings` are this process's settings for ranks, also in words. `title` is the call as the user wrote it.
+    `in_source` packs the same without byte code, which only the same minor version of Python can run; None if there is
+    no byte code.
     """
 
     call: LocalBlob
@@ -95,11 +96,11 @@ def pack_call(
     title: str = "",
     other: OtherPython | None = None,
 ) -> Payload:
-    """Pack a function without arguments, with all that it captured; without byte code, if hosts have an `other` Python.
+    """Pack a function without arguments, with all that it captures; without byte code, if hosts have an `other` Python.
 
-    `labels` maps a cell's filename to what to call it (`Cell In[3]`), `title` is the call as the user wrote it, whole
-    where the function is a cell's call. The files go among this machine's blobs. Raises `PayloadError`
-    for what can't be pickled, `PayloadTooLarge` above `limit_bytes`.
+    `labels` maps a cell's filename to its label (`Cell In[3]`), `title` is the call as the user wrote it, complete if
+    the function is a cell's call. The files are stored in this machine's folder of blobs. Raises `PayloadError` for a
+    value that can't be pickled, and `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
     code = getattr(thunk, "__code__", None)
@@ -158,7 +159,7 @@ def pack_whole(
     text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
     title: str = "",
 ) -> Payload:  # fmt: skip
-    """Pack a cell's text, which every rank is to run as its `__main__`, with `argv` unless that is empty; otherwise as `pack_call`."""
+    """Pack a cell's text to run as `__main__` on every rank, with `argv` unless empty; else like `pack_call`."""
     if len(text) > limit_bytes:
         raise PayloadError(
             f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent."
@@ -181,9 +182,9 @@ def dumped(
     what: object, seen: Seen, limit_bytes: int | None,
     source: SourceForm | None = None, namespace: Mapping[str, object] | None = None, *, in_one: bool = False,
 ) -> LocalBlob:  # fmt: skip
-    """Write the parcel of what a rank is to run. Raises `PayloadError`, and `parcel`'s own errors.
+    """Write the parcel for the ranks. Raises `PayloadError`, and `parcel`'s errors.
 
-    Large values have files of their own, unless all is to be `in_one`.
+    Large values get separate files, unless all must be `in_one`.
     """
     folder = blobs.folder()
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
@@ -223,9 +224,10 @@ def write_code(
     labels: Mapping[str, str],
     shown: on_ranks.OnRanks,
 ) -> LocalBlob:
-    """Write what ranks have to know of the user's code: texts and labels of cells, where local modules lie here, our Python.
+    """Write the data about the user's code: texts and labels of cells, paths of local modules, this machine's Python
+    version.
 
-    From it the hosts also have what may be loaded when its ranks begin, and what to load for the next ones.
+    It also lists what may be preloaded in its ranks, and what to preload for the next ones.
     """
     loaded = shown.may_be_loaded
     sources = {
@@ -241,7 +243,7 @@ def write_code(
 
 
 def texts_of(codes: Iterable[CodeType]) -> dict[str, str]:
-    """Return the text of every cell, or script, of which some code travels."""
+    """Return the text of every cell, or script, with code that is sent."""
     texts = {}
     for name in sorted({code.co_filename for code in codes}):
         lines = () if local_modules.is_installed(name) else linecache.getlines(name)
@@ -303,7 +305,7 @@ def _has_no_source(
 
 
 def _user(part: unpicklable.ValuePart, thunk: Callable[[], object]) -> str:
-    """Return the name of the function or class that uses a part, or "the call", whose function has no name."""
+    """Return the name of the function or class that uses a part, or "the call" for the nameless function."""
     is_call = part.owner in ("", getattr(thunk, "__qualname__", ""))
     return "the call" if is_call else part.owner
 
@@ -327,7 +329,7 @@ def _too_large(
 
 
 def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.ValuePart]:
-    """Yield every variable that travels with a call, through all functions and classes that travel by value."""
+    """Yield every variable that is sent with a call, through all functions and classes pickled by value."""
     waiting = [unpicklable.ValuePart(owner="", path="the call", value=thunk)]
     seen = set[int]()
     while waiting:

@@ -1,4 +1,4 @@
-"""A script, or a module, as what every rank runs; its folder travels with it."""
+"""Packs a script, or a module, for every rank, with its folder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def pack_program(
     current: Path,
     limit_bytes: int,
 ) -> Payload:
-    """Pack a program. `sync` is the folder that travels where the user has named one, `current` the current directory.
+    """Pack a program. `sync` is the folder that the user has named, if any, `current` the current directory.
 
-    Raises `UsageError` for a script that isn't there.
+    Raises `UsageError` if the script does not exist.
     """
     current = current.resolve()
     script = None if program.is_module else _file_of(program.target, current)
@@ -61,9 +61,10 @@ def pack_program(
 def _folder(
     program: Program, script: Path | None, current: Path, limit_bytes: int
 ) -> Path | None:
-    """Return the folder that travels: the current directory, which paths count from, where the program does not lie elsewhere.
+    """Return the folder to send: the current directory, to which paths are relative, unless the program is outside of
+    it.
 
-    One that can't travel is left out: then it is the script's own folder, or none for a module that hosts have installed.
+    If that can't be sent, it is the script's own folder, or none for a module that hosts have installed.
     """
     own = None
     top = current / program.target.partition(".")[0]
@@ -81,7 +82,7 @@ def _modules(
 ) -> tuple[tuple[LocalModule, ...], tuple[str, ...]]:
     """Return the local modules that a program imports, and the directories to import from, below the working directory.
 
-    A module of the folder that travels is imported from its place there; another one has `at` set, and travels besides.
+    A module in the sent folder is imported from it; another one has `at` set, and is sent separately.
     """
     own = current if script is None else script.parent
     names = [program.target]
@@ -103,7 +104,10 @@ def _modules(
 
 
 def placed(program: Program, folder: Path | None, current: Path) -> str:
-    """Return the name by which ranks run a program of this folder, from where they begin. Raises what `pack_program` raises."""
+    """Return the name by which ranks run a program of this folder, from where they start.
+
+    Raises the errors of `pack_program`.
+    """
     if program.is_module:
         return program.target
     current = current.resolve()
@@ -115,7 +119,7 @@ def placed(program: Program, folder: Path | None, current: Path) -> str:
 
 
 def _file_of(target: str, current: Path) -> Path:
-    """Return where a script lies, its folder without links. Raises `UsageError`."""
+    """Return the path of a script, with its folder's links resolved. Raises `UsageError`."""
     path = current / os.path.expanduser(target)
     command = Path(sys.executable).parent / target
     is_command = command.is_file() and not path.exists()
@@ -147,7 +151,7 @@ def _file_of(target: str, current: Path) -> Path:
 
 
 def _file_of_module(module: str, current: Path) -> Path | None:
-    """Return the file that `python -m` would run here; None where it is not on this machine. Nothing is imported."""
+    """Return the file that `python -m` would run on this machine; None if there is none. Nothing is imported."""
     for folder in (current, *map(Path, sys.path)):
         path = folder.joinpath(*module.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
@@ -157,7 +161,7 @@ def _file_of_module(module: str, current: Path) -> Path | None:
 
 
 def _script(program: Program, script: Path, folder: Path, current: Path) -> Script:
-    """Return the script as a rank finds it: below its working directory, or at its own place on this machine."""
+    """Return the script for a rank: below its working directory, or at its own path on this machine."""
     folder = folder.resolve()
     if not script.is_relative_to(folder):
         raise UsageError(

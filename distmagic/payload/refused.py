@@ -1,4 +1,4 @@
-"""What must not travel although it could be pickled: it would be of no use on a host, or would mislead every rank there."""
+"""Rejects picklable values that must not be sent: they are useless on hosts, or would mislead ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MadeAlone(NotToTravel):
 
 
 def made_alone(name: str) -> str:
-    """Return what to call an object of such a class, by the name under which code imports it; "" for all others."""
+    """Return the display name of such a class, by its import name; "" for all others."""
     package, last = name.partition(".")[0], name.rpartition(".")[2]
     for whole, what in _FRAMEWORKS.items():
         if whole.startswith(f"{package}.") and whole.endswith(f".{last}"):
@@ -51,7 +51,7 @@ def made_alone(name: str) -> str:
 
 
 def refuse(value: object) -> None:
-    """Raise `pickle.PicklingError` for an object that must not travel; `MadeAlone` where every rank would work alone with it."""
+    """Raise `pickle.PicklingError` for an object that must not be sent; `MadeAlone` if ranks would work alone."""
     kind = type(value)
     if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
         raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")

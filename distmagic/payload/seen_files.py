@@ -1,6 +1,6 @@
-"""How files of this machine looked when this process sent or fetched them: what looks otherwise was edited since.
+"""Records size and times of files that this process sent or fetched, in order to detect later edits.
 
-Dates alone don't say that: the clock that gives them can be set, and what was edited later then has the earlier date.
+Dates alone are not enough: the clock can be set back, so a later edit may have an earlier date.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _SEEN: dict[Path, tuple[_Look, float]] = {}
 
 
 def sent(path: Path, status: os.stat_result) -> None:
-    """Note how a file looks that hosts are sent."""
+    """Record a file that is sent to hosts."""
     before = _SEEN.get(path.absolute())
     if before is None or before[0] != _look(status):
         _SEEN[path.absolute()] = _look(status), up_s()
 
 
 def fetched(path: Path) -> None:
-    """Note how a file looks that a fetch has written just now. Raises OSError."""
+    """Record a file that a fetch has just written. Raises OSError."""
     _SEEN[path.absolute()] = _look(path.lstat()), -math.inf
 
 
 def is_edited(path: Path, began_unix_s: float, began_up_s: float) -> bool:
-    """Whether somebody else than a fetch has changed a file since a run began, by the time of day and by `up_s`.
+    """Whether a file was changed, other than by a fetch, since a run started, by the time of day and by `up_s`.
 
-    The date decides only of a file that this process has neither sent nor fetched. Raises OSError.
+    The date only decides for a file that this process has neither sent nor fetched. Raises OSError.
     """
     try:
         status = path.lstat()

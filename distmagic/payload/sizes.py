@@ -12,7 +12,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def allowance_gib(size_bytes: int) -> int:
-    """Return a round number of GiB that leaves room for so much: what to write after --payload-limit."""
+    """Return a round number of GiB that has room for this size: a value for --payload-limit."""
     allowed = 1
     while allowed << 30 < 1.1 * size_bytes:
         allowed *= 2

@@ -1,7 +1,7 @@
-"""The files of a run become blobs: packs of small files, large files as they lie, and the list of them all.
+"""Turns the files of a run into blobs: packs of small files, large files unchanged, and the list of all files.
 
-Small files are packed in the order of their paths. Whether a pack ends after a file depends on that file's path alone, so
-that one changed file changes one pack, and a new file one or two.
+Small files are packed in the order of their paths. Whether a pack ends after a file only depends on that file's path,
+so that one changed file changes one pack, and a new file one or two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """The files that a run brings into its working directory, as blobs; `inside` is where in it ranks begin."""
+    """The files for a run's working directory, as blobs; `inside` is the subfolder in which ranks start."""
 
     listed: LocalBlob
     packs: tuple[LocalBlob, ...]
@@ -37,14 +37,14 @@ class Tree:
 
     @property
     def blobs(self) -> tuple[LocalBlob, ...]:
-        """All that is sent."""
+        """All blobs to send."""
         return self.listed, *self.packs
 
 
 def packed(
     contents: Contents, owned: Sequence[str], folder: Path, inside: str = ""
 ) -> Tree:
-    """Write packs and list to `folder`. `owned` as in `Manifest`. Raises `PayloadError` for a file that can't be read."""
+    """Write packs and list to `folder`. `owned` as in `Manifest`. Raises `PayloadError` for an unreadable file."""
     packing = _Packing(folder)
     try:
         for path in sorted(contents.files):
@@ -77,7 +77,7 @@ def packed(
 
 @dataclass
 class _Packing:
-    """Packs that are being made in `folder`: their SHA-256s in the order of the list, and each blob once."""
+    """Packs that are being written to `folder`: their SHA-256s in the order of the list, and each blob once."""
 
     folder: Path
     names: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Packing:
             self.end_pack()
 
     def end_pack(self) -> None:
-        """Write the pack that is open, if it has any file."""
+        """Write the open pack, if it has any file."""
         if not self._open:
             return
         data = b"".join(part for _, _, part in self._open)
@@ -124,7 +124,7 @@ class _Packing:
         self._list(path, number, 0, size, file)
 
     def _number_of(self, pack: LocalBlob) -> int:
-        """Note a pack, and return its number."""
+        """Record a pack, and return its number."""
         self.blobs.setdefault(pack.blob.sha256, pack)
         self.names.append(pack.blob.sha256)
         return len(self.names) - 1

@@ -1,12 +1,12 @@
-"""What a run brings into its working directory on the hosts: a folder of this machine, and the local modules of its call.
+"""Collects the files for a run's working directory on hosts: a folder of this machine, and the call's local modules.
 
-Where a folder's files go follows from where it lies, as seen from the current directory: hosts begin in the place that
-stands for the current directory, so that relative paths mean there what they mean here.
+The place of a folder's files depends on its path relative to the current directory. Ranks start in the directory that
+corresponds to the current one, so that relative paths have the same meaning on hosts.
 
     the folder is               its files go to          ranks begin in
     the current directory       the working directory    the same
     below it: src/data          src/data                 the working directory
-    above it: we are in nb/     the working directory    nb
+    above it (current: nb/)     the working directory    nb
     elsewhere                   the working directory    the same
 """
 
@@ -34,7 +34,7 @@ _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
 
 def place_of(folder: Path, current: Path) -> tuple[str, str]:
-    """Return (where the files of a folder go, where ranks begin), both below the working directory, "" for itself."""
+    """Return (place of a folder's files, start directory of ranks), both below the working directory, "" for itself."""
     if folder.is_relative_to(current):
         return _inner(folder, current), ""
     if current.is_relative_to(folder):
@@ -48,7 +48,10 @@ def _inner(path: Path, above: Path) -> str:
 
 
 def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
-    """Return where ranks begin below the working directory, "" for itself. Raises `UsageError` as `with_tree`."""
+    """Return the start directory of ranks below the working directory, "" for itself.
+
+    Raises `UsageError` as `with_tree`.
+    """
     folder = payload.folder if payload is not None else None
     if sync is not None:
         folder = named_folder(sync)
@@ -60,8 +63,8 @@ def with_tree(
 ) -> Payload:  # fmt: skip
     """Return a payload with all files that hosts need.
 
-    `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for one that is none or
-    that is the user's home, and `PayloadError`, or `PayloadTooLarge` where there is more to send than the payload's limit.
+    `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for a path that is no
+    folder or is the user's home, and `PayloadError`, or `PayloadTooLarge` above the payload's limit.
     """
     folder = named_folder(sync) if sync is not None else payload.folder
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
@@ -96,7 +99,7 @@ def with_tree(
 
 
 def _large(contents: Contents, what: str) -> str:
-    """Return that much travels which nobody has named, "" where it is little."""
+    """Return a notice that much is sent that the user has not named, "" if it is little."""
     if contents.size_bytes < _LARGE_BYTES:
         return ""
     size, count = size_text(contents.size_bytes), len(contents.files)
@@ -142,7 +145,7 @@ def named_folder(sync: str) -> Path:
 
 
 def may_travel(folder: Path, limit_bytes: int) -> bool:
-    """Whether `with_tree` would take a folder that nobody has named: it is neither a home nor too large, and can be read."""
+    """Whether `with_tree` would accept a folder that the user has not named: no home, not too large, and readable."""
     try:
         _check_not_home(folder, None)
         return contents_of(folder).size_bytes <= limit_bytes
@@ -151,16 +154,16 @@ def may_travel(folder: Path, limit_bytes: int) -> bool:
 
 
 def check_folder(payload: Payload, sync: str | None) -> None:
-    """Raise `UsageError` if `with_tree` would refuse the folder, whatever is in it: before anybody waits for hosts."""
+    """Raise `UsageError` if `with_tree` would reject the folder regardless of its content, before waiting for hosts."""
     folder = named_folder(sync) if sync is not None else payload.folder
     if folder is not None:
         _check_not_home(folder.resolve(), payload.script)
 
 
 def _check_not_home(folder: Path, script: Path | None) -> None:
-    """Raise `UsageError` for the user's home: no host is to have keys, passwords and all that lies there.
+    """Raise `UsageError` for the user's home: hosts must not get keys, passwords and everything else in it.
 
-    Not where an ignore file there says what stays here.
+    An ignore file in the home allows it.
     """
     home = os.path.expanduser("~")  # as it is where nobody knows this user
     if not Path(home).is_absolute() or (folder / _IGNORE_FILE).exists():
@@ -195,7 +198,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
 
 
 def add_module(contents: Contents, module: LocalModule) -> str:
-    """Add the files of a local module, where an import finds them; return their place."""
+    """Add the files of a local module at their import path; return their place."""
     path = f"{module.at}/{module.name}" if module.at else module.name
     if module.file is not None:
         path = f"{path}.py"
@@ -211,7 +214,7 @@ def add_module(contents: Contents, module: LocalModule) -> str:
 
 
 def _ignored_but_named(contents: Contents) -> str:
-    """Say which files .gitignore keeps here, although the code that travels names them, and so seems to need them."""
+    """Return a notice about files that .gitignore excludes although the code that is sent names them."""
     if not contents.ignored:
         return ""
     in_code: set[str] = set()

@@ -1,8 +1,8 @@
 """`%distributed playground N`: throw-away SSH hosts on this machine, for learning and for tests.
 
-One child process (server.py) is all N hosts: each has its port on 127.0.0.1, its host key, its home and the kernel's
-Python; only this playground's own key gets in. All of it is gone after `stop`, at exit, and when the
-kernel is killed.
+One child process (server.py) serves all N hosts: each has a port on 127.0.0.1, a host key, a home and the kernel's
+Python; only this playground's own key can log in. All of it is removed by `stop`, at exit, and when the kernel is
+killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOG_BYTES = 4000
 class Playground:
     """Running throw-away hosts; made by `start`. A context manager: `with start(2) as playground: ...`.
 
-    `hosts` are called node1, node2 and so on, by which `ssh_config`, the path of an OpenSSH configuration, knows them.
+    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Playground:
         atexit.register(self.stop)
 
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
-        """Let something happen to a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
+        """Change the state of a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
 
         Raises `DistmagicError` if the server has ended.
         """
@@ -66,7 +66,7 @@ class Playground:
         return [(name, state, count) for name, state, count in json.loads(answer)]
 
     def stop(self) -> None:
-        """End the hosts and everything that was started on them, and remove their directory. Safe to call twice."""
+        """End the hosts and all processes on them, and remove their directory. Safe to call twice."""
         if os.getpid() != self._owner:
             return  # a forked child of the kernel that runs its atexit functions
         atexit.unregister(self.stop)
@@ -85,7 +85,7 @@ class Playground:
 
 
 def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playground:
-    """Start `n` hosts and return when they answer. Their files lie in a new directory below `directory`.
+    """Start `n` hosts and return when they answer. Their files are in a new directory below `directory`.
 
     Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
     """
@@ -172,7 +172,7 @@ def _end(server: subprocess.Popen[bytes], place: Path) -> None:
 
 
 def ssh_config(directory: Path, ports: tuple[int, ...], user: str) -> str:
-    """Return the OpenSSH configuration of hosts node1, node2, ... that listen on `ports` of this machine. Pure."""
+    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine. Pure."""
     common = f"""\
 Host node*
     HostName 127.0.0.1

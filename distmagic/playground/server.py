@@ -1,10 +1,9 @@
-"""The playground's process: one small SSH server for each host, all on 127.0.0.1, as real as a test needs.
+"""The playground's process: one small SSH server for each host, all on 127.0.0.1.
 
-A process of its own, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin and
-answers with one line on stdout. Each later line is a fault of one host, [verb, name]; the answer is the state of all.
-It ends, with all that was started through it and its directory, as soon as stdin ends, its parent is gone, or on
-SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.) This is the one file that imports
-asyncssh.
+It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin
+and answers with one line on stdout. Each later line changes the state of one host, [verb, name]; the answer is the
+state of all. It ends, with all its processes and its directory, when stdin ends, when its parent is gone, or on
+SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.) Only this file imports asyncssh.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the kernel wants: `count` hosts below `directory`, `python` as their interpreter, while `parent` lives."""
+    """The kernel's request: `count` hosts below `directory` with `python`, for the life of the process `parent`."""
 
     directory: Path
     count: int
@@ -53,7 +52,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedByHosts:
-    """What all hosts have in common: the playground's directory, its user, the key that may log in, running commands."""
+    """Data shared by all hosts: the playground's directory, its user, the key that may log in, running commands."""
 
     directory: Path
     user: str
@@ -66,7 +65,7 @@ class SharedByHosts:
     def environment(
         self, home: Path, client: tuple[str, int], server: tuple[str, int]
     ) -> dict[str, str]:
-        """Return the environment of a command, as sshd makes it, with the kernel's Python first in PATH."""
+        """Return the environment of a command, like sshd's, with the kernel's Python first in PATH."""
         kept = {}
         for name, value in os.environ.items():
             if name in _PASSED_ON or name.startswith("LC_"):
@@ -87,7 +86,7 @@ class SharedByHosts:
 
 
 class PlayedHost:
-    """One host: its home, its server, and what has happened to it. `state` is up, frozen, cut or off."""
+    """One host: its home, its server, and its state: up, frozen, cut or off."""
 
     def __init__(self, shared: SharedByHosts, home: Path) -> None:
         self.shared, self.home = shared, home
@@ -99,7 +98,7 @@ class PlayedHost:
         self._key = asyncssh.generate_private_key("ssh-ed25519")
 
     async def listen(self) -> None:
-        """Start the server, at the same port as before if there was one."""
+        """Start the server, on the same port as before if there was one."""
         self._acceptor = await asyncssh.listen(
             "127.0.0.1",
             self.port,
@@ -114,12 +113,12 @@ class PlayedHost:
         self.port = self._acceptor.get_port()
 
     def known_hosts_line(self) -> str:
-        """Return the line by which clients know this host."""
+        """Return this host's line for known_hosts."""
         public_key = self._key.export_public_key().decode().strip()
         return f"[127.0.0.1]:{self.port} {public_key}\n"
 
     def processes(self) -> list[processes.ProcessInfo]:
-        """Return the processes of this host: our descendants with its home."""
+        """Return the processes of this host: descendants of this process with the host's home."""
         found = []
         for process in processes.descendants(os.getpid()):
             try:
@@ -154,7 +153,7 @@ class PlayedHost:
                 await self._send_all(signal.SIGKILL, "")
 
     async def _send_all(self, number: int, done: str) -> None:
-        """Send a signal until every process is gone or in a state of `done`: they may start others meanwhile."""
+        """Signal repeatedly until every process is gone or in a state of `done`: they may start others meanwhile."""
         while left := [one for one in self.processes() if one.state not in done]:
             for process in left:
                 processes.send(process, number)
@@ -162,7 +161,7 @@ class PlayedHost:
 
 
 class _Server(asyncssh.SSHServer):  # type: ignore[misc]
-    """One connection: one key and one user are let in. Forwarding is allowed, so a host can be another's bastion."""
+    """One connection: it accepts one key and one user. Forwarding is allowed, so a host can be another's jump host."""
 
     # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
 
@@ -180,7 +179,10 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
         return True
 
     def public_key_auth_supported(self) -> bool:
-        """Called before each answer. paramiko asks for the service again at each attempt: accept that, as sshd does."""
+        """Accept repeated service requests, which paramiko sends at each attempt, as sshd does.
+
+        Called before each answer.
+        """
         self._conn._next_service = b"ssh-userauth"  # noqa: SLF001 - asyncssh hangs up, and there is no other way
         return True
 
@@ -197,7 +199,7 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
 
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
-    """One channel: asyncssh joins the pipes of a command to it, which has a session of its own, and no terminal."""
+    """One channel: asyncssh connects it to a command's pipes. The command has its own session, and no terminal."""
 
     def __init__(self, host: PlayedHost) -> None:
         super().__init__(
@@ -214,7 +216,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             return
 
     async def _run(self) -> None:
-        """Start the command and wait for its end and for that of its output, which its children may hold open."""
+        """Start the command and wait for its end and the end of its output, which its children may hold open."""
         await self._host.thawed.wait()
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
@@ -252,10 +254,10 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             self.exit_with_signal(name.removeprefix("SIG"))
 
     def eof_received(self) -> bool:
-        """End the command's input in a turn of the event loop of its own.
+        """End the command's input in a separate turn of the event loop.
 
-        Where a full pipe has room again, asyncio takes more data for it, and then closes it if its end was told in that
-        same turn, with the data still waiting.
+        When a full pipe has room again, asyncio accepts more data. If the end came in that same turn, asyncio would
+        close the pipe with data still waiting.
         """
         asyncio.get_running_loop().call_soon(super().eof_received)
         return True  # the output stays open
@@ -265,7 +267,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 
 
 async def serve(order: Order) -> None:
-    """Be the hosts until the end."""
+    """Serve the hosts until the end."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
@@ -300,7 +302,7 @@ async def serve(order: Order) -> None:
 
 
 async def _obey(hosts: dict[str, PlayedHost], over: asyncio.Event) -> None:
-    """Do what each line of stdin orders, and answer with [name, state, number of processes] of all hosts."""
+    """Carry out each line of stdin, and answer with [name, state, number of processes] of all hosts."""
     orders = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(orders)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -322,7 +324,7 @@ def _watch(parent: int, over: asyncio.Event) -> None:
 
 
 def _make_python(folder: Path, python: str) -> None:
-    """Make `python3` mean the kernel's interpreter; a link would lose the virtual environment."""
+    """Make `python3` start the kernel's interpreter; a symbolic link would lose the virtual environment."""
     folder.mkdir()
     for name in ("python", "python3"):
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
@@ -348,7 +350,7 @@ def _reap(shared: SharedByHosts) -> None:
 
 
 def end_all() -> None:
-    """End everything that was started through us: SIGTERM, and SIGKILL after `GRACE_S`."""
+    """End all processes of the hosts: SIGTERM, and SIGKILL after `GRACE_S`."""
     begun = time.monotonic()
     # Each process is sent SIGTERM once; a pid alone may be used again.
     terminated: set[tuple[int, int]] = set()
@@ -369,7 +371,7 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Read the order from stdin, be the playground, clean up."""
+    """Read the order from stdin, serve the playground, clean up."""
     wanted = json.loads(sys.stdin.buffer.readline())
     order = Order(**wanted | {"directory": Path(wanted["directory"])})
     processes.become_subreaper()

@@ -1,7 +1,7 @@
-"""A run as HTML that needs nothing else: no script, no widget, no file from elsewhere, light and dark.
+"""A run as self-contained HTML for light and dark pages: no script, no widget, no external file.
 
-The looks are in style.css, which travels with every page. What a notebook does with pages that it doesn't trust
-(styles and drawings fall away) leaves a readable table.
+The styles are in style.css, which every page includes. In an untrusted notebook, which removes styles and drawings, the
+table stays readable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _TRACEBACK_CHARS = 400  # of one line
 
 
 def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
-    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output. Under 200 KB without pictures."""
+    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output.
+
+    Under 200 KB without pictures.
+    """
     head, table = head_and_table(state)
     about, output = about_and_output(state, lines)
     table += all_ranks(state)
@@ -58,7 +61,7 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
 
 
 def announcement(text: str) -> str:
-    """Return a few words as the head of a run that has not begun."""
+    """Return a short text as the head of a run that has not started."""
     phase = f'<span class="dm-phase">{escape(text)}</span>'
     return f'<div class="distmagic">{style()}<div class="dm-head dm-connecting">{phase}</div></div>'
 
@@ -79,7 +82,7 @@ def head_and_table(state: RunState) -> tuple[str, str]:
 
 
 def all_ranks(state: RunState) -> str:
-    """Return every rank and the hardware of a large run, to be unfolded; "" where the table has a row a rank."""
+    """Return every rank and the hardware of a large run, collapsed; "" if the table has one row for each rank."""
     view = overview(state)
     if len(view.hardware) <= _FEW_HOSTS:
         return _folded(view, state.variable)
@@ -93,7 +96,7 @@ def all_ranks(state: RunState) -> str:
 
 
 def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
-    """Return the two lower parts of the live view, "" and "" where nothing was written yet."""
+    """Return the two lower parts of the live view, "" and "" without output."""
     output = output_lines(state, lines)
     about = about_output(state, lines) if output else ""
     return about, output
@@ -114,7 +117,7 @@ def _head(view: Overview) -> str:
 
 
 def _what(view: Overview) -> str:
-    """Return the line that says what is run, under which name, and since when."""
+    """Return the line with the call, the name and the start time of a run."""
     parts = [f'job <b class="dm-job">{escape(view.job)}</b>', escape(view.since)]
     if view.call:
         parts.insert(0, f"<code>{escape(view.call)}</code>")
@@ -133,7 +136,7 @@ def _bar(fraction: float) -> str:
 
 
 def alert_html(alert: Alert, *, is_open: bool = False) -> str:
-    """Return an alert, whose detail a click unfolds."""
+    """Return an alert; a click expands its detail."""
     if not alert.detail.strip():
         inner = f'<span class="dm-text">{escape(alert.text)}</span>'
     else:
@@ -148,7 +151,7 @@ def alert_html(alert: Alert, *, is_open: bool = False) -> str:
 
 
 def _folded(view: Overview, variable: str) -> str:
-    """Return the rows that a click unfolds, "" for none."""
+    """Return the rows that a click expands, "" for none."""
     html = ""
     for group in view.groups:
         if group.is_folded:
@@ -158,7 +161,7 @@ def _folded(view: Overview, variable: str) -> str:
 
 
 def _hardware(view: Overview) -> str:
-    """Return a table of how busy each host is, "" where nothing has been told."""
+    """Return a table with the load of each host, "" without measurements."""
     if not view.hardware:
         return ""
     shown = view.hardware[:MAX_HOSTS]
@@ -200,7 +203,10 @@ def _table_of(
 
 
 def _cell(column: Column, index: int, row: Row) -> str:
-    """Return the HTML of one cell. The colour of a state is in the cell: it stays where the style sheet is taken away."""
+    """Return the HTML of one cell.
+
+    The colour of a state is an attribute of the cell, so it remains without the style sheet.
+    """
     text = column.cells[index]
     html = escape(cut(text, _NOTE))
     if column.key == "rank" and row.rank is not None:

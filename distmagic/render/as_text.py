@@ -1,4 +1,4 @@
-"""A run as text: the table for notebooks and logs, a terminal's status lines, and milestones for a log."""
+"""A run as text: the table for notebooks and logs, status lines for a terminal, and milestones for a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = {"error": "✗", "warning": "!", "info": "·"}
 
 
 def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
-    """Return head, table, what to know, and the last `lines` lines of output, the table within `width` columns."""
+    """Return head, table, notes, and the last `lines` lines of output; the table has at most `width` columns."""
     view = overview(state)
     parts = wrapped(_headline(view), width, "    ")
     shown_groups = [group for group in view.groups if not group.is_folded]
@@ -41,7 +41,7 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
 
 
 def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
-    """Return at most `height` lines of at most `width` columns: head, the ranks that matter most, what is wrong."""
+    """Return at most `height` lines of at most `width` columns: head, the most important ranks, errors."""
     view = overview(state)
     errors = [alert for alert in view.alerts if alert.level == "error"]
     alerts = [cut(_alert_line(alert), width) for alert in errors[:2]]
@@ -58,7 +58,7 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
 
 
 def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
-    """Return what is worth a line in a log: the run's phase if it changed, and what went wrong meanwhile."""
+    """Return lines for a log: a change of the run's phase, and new errors."""
     view = overview(after)
     old_phase = ""
     old_texts: set[str] = set()
@@ -89,7 +89,7 @@ def _headline(view: Overview) -> str:
 
 
 def label(line: OutputLine) -> str:
-    """Return `[rank 3 gpu-b]`, as every line of output begins."""
+    """Return `[rank 3 gpu-b]`, the prefix of every line of output."""
     return f"[{plain(line.label)}]"
 
 
@@ -109,7 +109,7 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Leave out columns, the most dispensable first, until a line is within `width`; the note takes what is left."""
+    """Leave out columns, least important first, until a line fits `width`; the note gets the rest."""
     fixed = [column for column in columns if column.key != "note"]
     while _width(fixed) > width and any(column.spare for column in fixed):
         fixed.remove(max(fixed, key=lambda column: column.spare))

@@ -19,10 +19,10 @@ _FEWEST_POINTS, _MOST_POINTS = 16, 100
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name and lines of each metric that was reported more than once.
 
-    A page knows a chart by its name: of several metrics whose printable names are equal, the later have a number.
-    A line is the rank (-1: all ranks together,
-    where they are many), the x, the min, the mean and the max of each bin, the first and the last x of each hole, and
-    the last value in words. Where a metric `counts_steps`, x is in steps, else in seconds.
+    A page identifies a chart by its name: if several metrics have the same printable name, later ones get a number. A
+    line has: the rank (-1: all ranks together, if they are many), the x, the min, the mean and the max of each bin, the
+    first and the last x of each hole, and the last value as text. If a metric `counts_steps`, x is in steps, else in
+    seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))

@@ -1,4 +1,4 @@
-"""Curves of the metrics as SVG: small multiples, a line a rank, or mean and band where ranks are many."""
+"""Curves of metrics as SVG: a small chart for each metric, with a line a rank, or mean and band for many ranks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WIDE, _HIGH = 800, 200  # of the drawing's own units
 class Curve:
     """One metric: the bins of each rank, x in steps or seconds, at places that all ranks share.
 
-    lasts  the value that each rank has reported last
-    holes  (first x, last x) of the values of each rank that can't be drawn
-    reach  the x up to which each rank has come, whatever it reported there; its last number, where NaN came after that
-    end    the x up to which all ranks have come that are at work, or were when the run was stopped
+    lasts  the last value of each rank
+    holes  (first x, last x) of stretches of each rank that can't be drawn, such as NaN
+    reach  the last x of each rank, even if its value was NaN
+    end    the x that all active ranks have reached (at the stop, if the run was stopped)
     """
 
     name: str
@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def frame(self) -> _Frame:
-        """The range of its drawing. Its axis is logarithmic where most of the curve would lie on the floor of a plain one."""
+        """The range of its drawing. The axis is logarithmic if a linear one would flatten most of the curve."""
         bins = [one for line in self.lines.values() for one in line]
         xs = [one.x for one in bins]
         xs += [x for hole in self.all_holes for x in hole]
@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def all_holes(self) -> list[tuple[float, float]]:
-        """The holes of all ranks together, those that overlap as one."""
+        """The holes of all ranks; overlapping ones are merged."""
         found: list[tuple[float, float]] = []
         for first, last in sorted(
             hole for holes in self.holes.values() for hole in holes
@@ -82,13 +82,13 @@ class Curve:
 
     @property
     def last_words(self) -> str:
-        """The value that was reported last, of several ranks their mean."""
+        """The last reported value as text; with several ranks, their mean."""
         word = "mean " if len(self.lasts) > 1 else ""
         return f"{word}{q.number(mean(self.lasts.values()) or 0.0)}"
 
     @property
     def warning(self) -> str:
-        """Which rank has values that can't be drawn, and where the first ones are; "" for none."""
+        """Which rank has values that can't be drawn, and where they start; "" for none."""
         bad = [rank for rank, holes in self.holes.items() if holes]
         if not bad:
             return ""
@@ -115,11 +115,11 @@ class _Frame:
     is_log: bool
 
     def x(self, value: float) -> int:
-        """Return where `value` lies, in the drawing's units."""
+        """Return the x coordinate of `value` in the drawing."""
         return round(_WIDE * _part(value, self.left, self.right))
 
     def y(self, value: float) -> int:
-        """Return where `value` lies, in the drawing's units; up is less."""
+        """Return the y coordinate of `value` in the drawing; smaller is higher."""
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log10(value), math.log10(low), math.log10(high)
@@ -127,7 +127,7 @@ class _Frame:
 
 
 def palette(rank: int) -> str:
-    """Return the class of a rank's colour; ranks of the same place on different hosts differ too."""
+    """Return the CSS class of a rank's colour; equal local ranks on different hosts differ too."""
     if rank < 0:
         return "dm-c"
     colour = (rank + rank // MAX_LINES) % MAX_LINES
@@ -135,16 +135,16 @@ def palette(rank: int) -> str:
 
 
 def names_of_curves(state: RunState) -> list[str]:
-    """Return the metrics that were reported more than once, in the order in which ranks reported them."""
+    """Return the metrics that were reported more than once, in the order of their first report."""
     tables = state.series.values()
     found = (name for table in tables for name, series in table.items() if len(series) > 1)  # fmt: skip
     return list(dict.fromkeys(found))
 
 
 def curves(state: RunState, *, with_values: bool = False) -> str:
-    """Return a figure for each metric, and the legend; "" where nothing was reported twice.
+    """Return a chart for each metric, and the legend; "" if no metric was reported twice.
 
-    `with_values`: a pointer over a drawing shows the values there.
+    `with_values`: a pointer over a chart shows the values at that point.
     """
     names = names_of_curves(state)
     if not names:
@@ -211,7 +211,7 @@ def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
 
 
 def _part(value: float, low: float, high: float) -> float:
-    """Return where `value` lies between `low` and `high`, 0 to 1."""
+    """Return the position of `value` between `low` and `high`, 0 to 1."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return 0.5
@@ -231,10 +231,10 @@ def figure(
 ) -> str:
     """Return the drawing of a curve; `caption` is HTML.
 
-    `spark` is the curve in text, for pages from which drawings are taken away; the style sheet hides it. Where lines have
-    `names`, a pointer over the drawing shows their values.
+    `spark` is the curve as text, for pages that remove drawings; the style sheet hides it. If lines have `names`, a
+    pointer over the drawing shows their values.
 
-    More than `most_lines` are drawn as their mean, with a band.
+    Above `most_lines`, they are drawn as their mean, with a band.
     """
     frame = curve.frame
     paths: list[str] = []
@@ -265,7 +265,7 @@ def figure(
 
 
 def _values(curve: Curve, frame: _Frame, names: Mapping[int, str]) -> Iterable[str]:
-    """Yield columns over a drawing, each with the values of the lines that have come so far and go on there."""
+    """Yield columns over a drawing, each with the values of the lines that cover it."""
     xs = sorted({one.x for line in curve.lines.values() for one in line})
     for x in xs[:: -(-len(xs) // _COLUMNS) or 1]:
         words = [x_words(x, curve)]
@@ -279,7 +279,7 @@ def _values(curve: Curve, frame: _Frame, names: Mapping[int, str]) -> Iterable[s
 
 
 def sparkline(line: Sequence[Bin], last: float) -> str:
-    """Return a line as signs of text, with its first value and the `last` one; "" for none."""
+    """Return a line as text characters, with its first value and the `last` one; "" for none."""
     if not line:
         return ""
     stride = -(-len(line) // _SPARK)
@@ -292,17 +292,16 @@ def sparkline(line: Sequence[Bin], last: float) -> str:
 
 
 def x_words(value: float, curve: Curve) -> str:
-    """Return an x of a curve in words."""
+    """Return an x of a curve as text."""
     if curve.by_step:
         return f"step {q.count(round(value))}"  # a bin may stand between two
     return q.duration(value)
 
 
 def joined(curve: Curve) -> list[Bin]:
-    """Return the mean, the min and the max of all ranks together at each place, up to the curve's end.
+    """Return mean, min and max of all ranks at each place, up to the curve's end.
 
-    A rank that has reported nothing there counts with its value before, as far as it has come; not where its value is no
-    number.
+    A rank without a report at a place counts with its previous value, up to its last report; not if that is NaN.
     """
     all_xs = sorted({one.x for line in curve.lines.values() for one in line})
     xs = [x for x in all_xs if x <= curve.end] or all_xs[:1]
@@ -330,7 +329,7 @@ def joined(curve: Curve) -> list[Bin]:
 def _line_and_band(
     line: Sequence[Bin], holes: Sequence[tuple[float, float]], frame: _Frame, color: str
 ) -> Iterable[str]:
-    """Yield a band where it is any wider than the line, then the line, with gaps at the holes."""
+    """Yield a band if it is wider than the line, then the line, with gaps at the holes."""
     if any(frame.y(one.low) != frame.y(one.high) for one in line):
         upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line]
         lower = [f"{frame.x(one.x)},{frame.y(one.low)}" for one in reversed(line)]
@@ -348,5 +347,5 @@ def _line_and_band(
 
 
 def _has_hole(holes: Sequence[tuple[float, float]], left: float, right: float) -> bool:
-    """Whether a value between two x is no number."""
+    """Whether a value between two x is NaN or infinite."""
     return any(first <= right and last >= left for first, last in holes)

@@ -1,4 +1,4 @@
-"""What a user should know of a run that is no failure: notices of hosts, results that are not kept, ranks that worked alone."""
+"""Notes for the user that are no failures: notices of hosts, results that are not kept, ranks that worked alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distmagic.state.standstill import idle_hosts
 
 
 def notes(state: RunState) -> tuple[str, ...]:
-    """Return all of it, one line each, the newest last."""
+    """Return all notes, one line each, newest last."""
     lone = _lone_ranks(state)
     # The notices, one that several hosts gave only once: `gpu-a, gpu-b: text`.
     hosts = {node.host for node in state.nodes}
@@ -40,7 +40,7 @@ def notes(state: RunState) -> tuple[str, ...]:
 
 
 def _idle(state: RunState) -> Iterator[str]:
-    """Yield a line for GPUs that nobody uses."""
+    """Yield a line for unused GPUs."""
     idle = idle_hosts(state)
     if idle:
         yield one_line(
@@ -50,7 +50,7 @@ def _idle(state: RunState) -> Iterator[str]:
 
 
 def _results_not_kept(state: RunState) -> Iterator[str]:
-    """Yield what is missing of the results of ranks that returned; the same of several ranks only once."""
+    """Yield which results of returned ranks are missing; equal texts of several ranks only once."""
     table: dict[str, list[WorkerState]] = {}
     for worker in state.workers.values():
         ended = worker.ended
@@ -67,9 +67,9 @@ def _results_not_kept(state: RunState) -> Iterator[str]:
 
 
 def _lone_ranks(state: RunState) -> str:
-    """Return a sentence for a run of several ranks that went well, and in which no rank did anything with another; else "".
+    """Return a sentence for a successful run of several ranks in which no rank communicated with another; else "".
 
-    That looks like success, though each rank may have trained a model of its own.
+    That looks like success, although each rank may have trained its own model.
     """
     ends = [worker.ended for worker in state.workers.values()]
     if state.phase != "done" or len(ends) < 2:

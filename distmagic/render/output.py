@@ -1,6 +1,6 @@
-"""The last lines that ranks wrote: which of them are shown, and they as HTML, in the rank's colour, bounded.
+"""The last lines of ranks' output: chooses those to show, and converts them to HTML in the rank's colour.
 
-torchrun's own lines are shown where nothing else explains a failure.
+torchrun's own lines are only shown if nothing else explains a failure.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def is_shown(state: RunState, line: OutputLine) -> bool:
 
 
 def count_of_lines(state: RunState) -> int:
-    """Return how many lines there were, without the hidden ones among those that are still in memory."""
+    """Return the number of lines, without the hidden ones that are still in memory."""
     hidden = len(state.lines) - len(shown_lines(state))
     return state.lines_seen - hidden
 
 
 def torchrun_matters(state: RunState) -> bool:
-    """Whether torchrun's lines are the only explanation. torchrun also warns in runs that succeed, and whenever distmagic stops the ranks.
+    """Whether torchrun's lines are the only explanation.
 
-    All of its words stay in run.logs(-1).
+    torchrun also prints warnings in successful runs, and whenever distmagic stops the ranks. All its output is in
+    run.logs(-1).
     """
     if state.is_over:
         return state.phase == "failed" and state.first_failure is None
@@ -89,12 +90,12 @@ def log_line(line: OutputLine) -> str:
 
 
 def open_lines(state: RunState) -> str:
-    """Return the HTML of the lines that are not finished yet."""
+    """Return the HTML of incomplete lines."""
     return "".join(_line(line, " dm-open") for line in reversed(_open(state)))
 
 
 def _open(state: RunState) -> list[OutputLine]:
-    """Return the lines that are not finished yet, the last one first."""
+    """Return the incomplete lines, last one first."""
     found = []
     last_first = sorted(state.open_lines.items(), reverse=True)
     for (rank, node_rank, stream), text in last_first[-_MAX_OPEN:]:
@@ -120,7 +121,7 @@ def _line(line: OutputLine, more_class: str) -> str:
 
 
 def pictures(state: RunState) -> str:
-    """Return the pictures that ranks have shown, "" for none."""
+    """Return the pictures that ranks showed, "" for none."""
     figures = []
     for picture in state.pictures:
         words = f"rank {picture.rank} {plain(picture.host)}"

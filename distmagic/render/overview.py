@@ -1,4 +1,4 @@
-"""Decides what to show of a run, in which order: the one model that text and HTML share."""
+"""Decides what to show of a run, and in which order: the common model of text and HTML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_NAMES = 4  # of hosts in the head; nobody reads more
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """Something to know: level "error", "warning" or "info", one line, and what may be unfolded."""
+    """A message: level "error", "warning" or "info", one line, and an expandable detail."""
 
     level: str
     text: str
@@ -52,11 +52,11 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """All but curves and output. `facts` are the head's short phrases after the phase.
+    """Everything except curves and output. `facts` are the head's short phrases after the phase.
 
-    `call` is what is run, and `since` when it began, "" where that is not known.
-    `hardware` are host, CPU, memory, network and GPUs of each host, "" for what nothing tells of.
-    `concern` is what the head says of ranks that stand still or are behind, "" for nothing.
+    `call` is the user's call, and `since` when it started, "" if unknown. `hardware` has host, CPU, memory, network and
+    GPUs of each host, "" if unknown. `concern` is the head's text about ranks that stand still or are behind, "" for
+    none.
     """
 
     job: str
@@ -106,9 +106,9 @@ def overview(state: RunState) -> Overview:
 
 
 def _fraction(state: RunState, workers: Sequence[WorkerState]) -> float | None:
-    """Return how much of their work all ranks have done; None where none of those that go on says how far it is.
+    """Return the fraction of all ranks' work that is done; None if no running rank reports its progress.
 
-    Before there are ranks: how much of what all hosts lack has been sent, where that is what goes on.
+    Before there are ranks: the fraction of the payload that was sent, if it is being sent.
     """
     if not workers:
         total = sum(node.total_bytes for node in state.nodes)
@@ -162,7 +162,7 @@ def _why_it_stops(state: RunState) -> Iterable[str]:
 
 
 def _part_of_run(worker: WorkerState) -> str:
-    """Return `epoch 2 of 4` where the bar of a rank counts such parts in its words: `epoch 2/4`, `Fold [2/4]`."""
+    """Return `epoch 2 of 4` if the text of a rank's bar has such a count: `epoch 2/4`, `Fold [2/4]`."""
     if worker.step is not None or not worker.bars or worker.bars[0].closed:
         return ""
     found = _PART.match(bar_name(worker.bars[0]))
@@ -172,7 +172,7 @@ def _part_of_run(worker: WorkerState) -> str:
 
 
 def _standing_out(state: RunState) -> Mapping[int, str]:
-    """Return the ranks to look at first, with the reason, as far as the last answers of all of them show it."""
+    """Return the ranks to look at first, with the reason, as far as their last answers show it."""
     if not state.stack_dumps or state.phase == "done":
         return {}
     last = explain_last(state)
@@ -184,7 +184,7 @@ def _standing_out(state: RunState) -> Mapping[int, str]:
 
 
 def _concern(state: RunState, still: Mapping[int, float], slow: set[int]) -> str:
-    """Return what the head says of ranks that stand still, are behind, or go on when at least as many have ended."""
+    """Return the head's text about ranks that stand still, are behind, or run on after most have ended."""
     all_still = all_still_s(state, still)
     if all_still is not None:
         return f"no rank has advanced for {q.duration(all_still)}"
@@ -232,7 +232,7 @@ def size(state: RunState) -> str:
 
 
 def _hardware(state: RunState) -> Iterable[tuple[str, ...]]:
-    """Yield how busy the hosts of a run are that goes on."""
+    """Yield the load of the hosts of a running run."""
     if state.is_over:
         return
     for node in state.nodes:
@@ -303,14 +303,14 @@ def waits_at(state: RunState, rank: int) -> str:
 
 
 def question(state: RunState) -> str:
-    """Return what the user is asked for the rank that has waited longest: where it waits, and its own words."""
+    """Return the question for the rank that has waited longest: where it waits, and its prompt."""
     rank, paused = next(iter(state.paused.items()))
     place = f"{one_line(paused.file)}, line {paused.line}"
     return f"rank {rank} at {place}: {one_line(paused.asks)} "
 
 
 def prompts(state: RunState) -> list[dict[str, object]]:
-    """Return what a page shows beside each line to type into: where the rank waits, and what it wrote last."""
+    """Return the texts next to each input line of a page: where the rank waits, and its last output."""
     found: list[dict[str, object]] = []
     for rank, paused in list(state.paused.items())[:_MAX_ALERTS]:
         said = [plain(line.text) for line in state.lines if line.rank == rank]
@@ -325,7 +325,7 @@ def prompts(state: RunState) -> list[dict[str, object]]:
 
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:
-    """Yield where the ranks of a run that stands still are, or were when the user asked; in the end, when asked last."""
+    """Yield where ranks that stand still are, or were at the user's request; at the end, at the last request."""
     last = None if state.seen_unix_s else explain_last(state)
     if last is not None and not state.is_over and is_worth_saying(state, last):
         yield _places("warning", "", last)

@@ -1,4 +1,4 @@
-"""Numbers, rates and times in few characters."""
+"""Numbers, rates and times as short text."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def plural(number: int, noun: str) -> str:
 
 
 def out_of(done: float, total: float | None) -> str:
-    """Return `120/500`, or `120` where no total is known."""
+    """Return `120/500`, or `120` without a known total."""
     if total is None:
         return count(done)
     return f"{count(done)}/{count(total)}"
 
 
 def size(done_bytes: float, total_bytes: float) -> str:
-    """Return `12 of 80 MB`, `0.3 of 2.1 GB`: both in the unit of the whole."""
+    """Return `12 of 80 MB`, `0.3 of 2.1 GB`: both in the unit of the total."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if total_bytes >= size:
             digits = 0 if total_bytes >= 10 * size else 1
@@ -68,7 +68,7 @@ def size(done_bytes: float, total_bytes: float) -> str:
 
 
 def used(used_bytes: float, total_bytes: float) -> str:
-    """Return `62.1/80.0 GB`: memory that is used, of all."""
+    """Return `62.1/80.0 GB`: used and total memory."""
     return f"{used_bytes / 1e9:.1f}/{total_bytes / 1e9:.1f} GB"
 
 
@@ -81,12 +81,12 @@ def per_second(size_bytes: float) -> str:
 
 
 def gpu(told: Gpu) -> str:
-    """Return `87%, 62.1/80.0 GB, 71 °C`, without what nothing tells of."""
+    """Return `87%, 62.1/80.0 GB, 71 °C`, without unknown values."""
     return gpus([told])
 
 
 def gpus(told: Sequence[Gpu]) -> str:
-    """Return what `gpu` does; of several `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C`."""
+    """Return the text of `gpu`; for several GPUs `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C`."""
     mean, fullest, hottest = (
         ("mean ", "fullest ", "hottest ") if told[1:] else ("",) * 3
     )
@@ -104,13 +104,13 @@ def gpus(told: Sequence[Gpu]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return `62%`; 100% only for what is whole."""
+    """Return `62%`; 100% only if complete."""
     whole = min(99, int(fraction * 100)) if fraction < 1 else 100
     return f"{whole}%"
 
 
 def rate(per_s: float, unit: str) -> str:
-    """Return `12.3 it/s`, or `4.05 s/it` for what is slower than one a second."""
+    """Return `12.3 it/s`, or `4.05 s/it` for less than one per second."""
     if not math.isfinite(per_s) or per_s <= 0:
         return ""
     if per_s < 1:
@@ -144,7 +144,7 @@ def duration(seconds: float, *, exact: bool = False) -> str:
 
 
 def eta(seconds: float) -> str:
-    """Return a time still to go, no finer than it can be known: `45 s`, `4 min`, `2 h 05 min`."""
+    """Return a remaining time, as precise as it can be known: `45 s`, `4 min`, `2 h 05 min`."""
     if not math.isfinite(seconds):
         return ""
     if 120 <= seconds < 3570:
@@ -158,7 +158,7 @@ def clock(unix_s: float) -> str:
 
 
 def moment(unix_s: float, now_s: float) -> str:
-    """Return a time of day of this machine: `14:03`, and the date too where `now_s` is more than 12 hours later."""
+    """Return a time of day of this machine: `14:03`, with the date if `now_s` is more than 12 hours later."""
     when = datetime.fromtimestamp(unix_s).astimezone()
     if now_s - unix_s < 12 * 3600:
         return f"{when:%H:%M}"

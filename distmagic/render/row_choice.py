@@ -1,4 +1,4 @@
-"""Which ranks of a run want to be seen: the failed, the slow, those that stand still."""
+"""Chooses the ranks of a run that are most worth showing: failed, slow, or standing still."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LATE_S = (
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate.
 
-    When all have ended well, return those that ended late.
+    When all have succeeded, return those that ended late.
     """
     if all(w.phase == "done" for w in workers):
         return _late_ranks(workers)
@@ -82,10 +82,10 @@ def _late_ranks(workers: Sequence[WorkerState]) -> set[int]:
 def picked_ranks(
     workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> list[WorkerState]:
-    """Return the ranks of a large run that have rows of their own: failed ones, then those with the fewest steps.
+    """Return the ranks of a large run with their own rows: failed ones, then those with the fewest steps.
 
-    Two of the latter are shown in any case, more where more ranks are slow or stand still. One that says nothing of its
-    steps is among them when others have ended. Of a run that went well they are the slow ones.
+    At least two of the latter are shown, more if more ranks are slow or stand still. A rank that reports no steps is
+    included when others have ended. For a successful run these are the slow ones.
     """
     failed = [w for w in workers if w.phase in ("failed", "lost")]
     some_are_done = any(w.phase == "done" for w in workers)
@@ -100,11 +100,11 @@ def picked_ranks(
 def most_urgent(
     things: Sequence[Thing], order: Callable[[Thing], Any], room: int
 ) -> list[Thing]:
-    """Return at most `room` things, those that are first by `order`; all of them stay as they stand."""
+    """Return at most `room` things, the first ones by `order`, in their original order."""
     by_urgency = sorted(range(len(things)), key=lambda index: order(things[index]))
     return [things[index] for index in sorted(by_urgency[: max(0, room)])]
 
 
 def urgency(phase: ShownPhase) -> int:
-    """Return how soon a phase wants to be seen; 0 is first."""
+    """Return the priority of showing a phase; 0 is first."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

@@ -1,4 +1,4 @@
-"""The table: a row a rank; from 17 ranks on the ranks that want to be seen, a row a host, and all ranks to unfold."""
+"""The table: a row for each rank; from 17 ranks on, important ranks, a row for each host, and all ranks collapsed."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _PATIENCE_S = 3.0  # after this long without an answer it is worth a word
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One rank, or one host's ranks together. `fraction` is 0 to 1, None where no total is known.
+    """One rank, or all ranks of one host. `fraction` is 0 to 1, None without a known total.
 
-    `note` is what else is to be said: inner bars (`batch 30/100`), how it failed, a restart. `slow`: behind the others;
+    `note` has further information: inner bars (`batch 30/100`), the failure, a restart. `slow`: behind the others;
     `still`: it has not advanced for unusually long; `stands_out`: it is the one to look at first.
     """
 
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows under a title, "" for the only group. One that `is_folded` is there to be unfolded; a text leaves it out."""
+    """Rows under a title, "" for the only group. A group that `is_folded` is collapsed in HTML and left out in text."""
 
     title: str
     rows: tuple[Row, ...]
@@ -68,7 +68,7 @@ class Group:
 
 
 def fraction_of(worker: WorkerState) -> float | None:
-    """Return how much of its work a rank has done, 0 to 1; None where it doesn't say."""
+    """Return the fraction of a rank's work that is done, 0 to 1; None if unknown."""
     done, total = worker.progress
     if done is None:
         return 1.0 if worker.phase == "done" else None
@@ -81,7 +81,7 @@ def fraction_of(worker: WorkerState) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that are known; None for none."""
+    """Return the mean of the known values; None for none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -90,10 +90,10 @@ def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float],
     standing_out: Mapping[int, str],
 ) -> Iterable[Group]:  # fmt: skip
-    """Return the table's rows: of every rank, or in a large run of the ranks that want to be seen, then of every host.
+    """Return the table's rows: of every rank, or in a large run of the most important ranks, then of every host.
 
-    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `standing_out`
-    those to look at first, with the reason.
+    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `standing_out` those to
+    look at first, with the reason.
     """
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
@@ -145,14 +145,14 @@ def groups(
 
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:
-    """Whether a node is over, and its host is another node of an elastic job since then."""
+    """Whether a node has ended, and its host has joined the elastic job again as another node."""
     is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
     later_hosts = [other.host for other in state.nodes[node.node_rank + 1 :]]
     return is_over and node.host in later_hosts
 
 
 def fitting(rows: Sequence[Row], room: int, *, noun: str) -> list[Row]:
-    """Return at most `room` rows: those that want to be seen, in their order, and one that counts the others."""
+    """Return at most `room` rows: the most important ones, in their order, and one with the number of the others."""
     if len(rows) <= room:
         return list(rows)
 
@@ -179,7 +179,7 @@ def state_word(row: Row) -> str:
 
 
 def _waiting_row(state: RunState, node: NodeState) -> Row:
-    """Return the row of a host without ranks: how far it is, and what it waits for."""
+    """Return the row of a host without ranks: its progress, and what it waits for."""
     phase: ShownPhase = node.phase
     note = _waits_for(state, node)
     if node.unusable:
@@ -224,7 +224,7 @@ def _waits_for(state: RunState, node: NodeState) -> str:
 def _row(
     state: RunState, node: NodeState, workers: Sequence[WorkerState], still: Mapping[int, float]
 ) -> Row:  # fmt: skip
-    """Return what one rank, or all ranks of a host together, report: means, and the phase that a user must see first."""
+    """Return the row data of one rank, or of all ranks of a host: means, and the most important phase."""
     moving = [] if state.seen_unix_s else [w for w in workers if w.rank not in still]
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for w in workers for name in w.metrics):
@@ -270,7 +270,7 @@ def _rank_row(
 
 
 def _gpu_words(state: RunState, w: WorkerState) -> str:
-    """Return how busy the rank's GPU is; when the run is over, how full it was at its fullest. "" where nothing tells."""
+    """Return the load of the rank's GPU; after the run, its peak memory. "" if unknown."""
     node = state.nodes[w.node_rank]
     if w.gpu is None or node.hardware is None or w.gpu >= len(node.hardware.gpus):
         return ""
@@ -283,7 +283,10 @@ def _gpu_words(state: RunState, w: WorkerState) -> str:
 
 
 def _inner_bars(w: WorkerState) -> list[str]:
-    """Return the bars that are not in the column of the count. A rank that reports has its steps in that column."""
+    """Return the bars that are not in the column of the count.
+
+    For a rank that reports steps, these are in that column.
+    """
     words = []
     inner = list(w.bars)
     if not _has_steps(w):
@@ -296,12 +299,12 @@ def _inner_bars(w: WorkerState) -> list[str]:
 
 
 def _has_steps(w: WorkerState) -> bool:
-    """Whether the column of the count has the steps that a rank reports, and not its outermost bar."""
+    """Whether the column of the count has the rank's reported steps, not its outermost bar."""
     return w.step is not None or not w.bars
 
 
 def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
-    """Whether the connection to its host is broken just now: it runs on, and nothing is known of it meanwhile."""
+    """Whether the connection to its host is broken now: it runs on, and nothing about it is received."""
     return (
         w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
     )
@@ -314,7 +317,7 @@ def _phase_of(state: RunState, w: WorkerState) -> ShownPhase:
 
 
 def last_seen_word(state: RunState) -> Literal["detached", "last seen"]:
-    """Return what a run, or a rank, is called that this notebook does not follow any more."""
+    """Return the state word for a run, or a rank, that this notebook no longer follows."""
     return "detached" if state.detached_by else "last seen"
 
 
@@ -329,14 +332,14 @@ def _bar_words(w: WorkerState, bar: Bar) -> str:
 
 
 def _postfix(w: WorkerState, bar: Bar) -> str:
-    """Return what stands behind a bar, without the numbers that have columns of their own."""
+    """Return the text after a bar, without numbers that have their own columns."""
     parts = [part.strip() for part in plain(bar.postfix).split(",")]
     kept = [part for part in parts if part.partition("=")[0] not in w.metrics]
     return ", ".join(kept)[:48]
 
 
 def bar_name(bar: Bar) -> str:
-    """Return the words of a bar, without what stands behind them: of long ones the part before a colon."""
+    """Return the text of a bar, without the text after it; only the part before a colon if it is long."""
     name = plain(bar.desc).strip().rstrip(":").strip()
     if len(name) > _NAME and ":" in name[:_NAME]:
         name, _, _ = name.partition(":")
@@ -392,7 +395,7 @@ def _host_row(
 
 
 def counts_by_phase(phases: Counter[ShownPhase]) -> str:
-    """Return `1 failed, 3 running`, what a user must see first in front."""
+    """Return `1 failed, 3 running`, the most important phase first."""
     return ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
 
 
@@ -410,7 +413,8 @@ def _range_of_counts(workers: Sequence[WorkerState]) -> str:
 
 
 def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
-    """Return the columns that say anything, with the rows of all groups; the last one, the notes, has no fixed width.
+    """Return the columns that have any content, with the rows of all groups; the last one, the notes, has no fixed
+    width.
 
     A large run, which has several groups, has no column of devices.
     """
@@ -468,7 +472,7 @@ def _progress(row: Row) -> str:
 def under_titles(
     groups: Sequence[Group], lines: Sequence[str], title: Callable[[str], str]
 ) -> list[str]:
-    """Return the lines of a table, its titles first, with each group's own title above its rows."""
+    """Return the lines of a table, starting with its titles, with each group's own title above its rows."""
     found, rows = [*lines[:1]], iter(lines[1:])
     for group in groups:
         if group.title:

@@ -10,7 +10,7 @@ from distmagic.state.model import RunState
 
 @dataclass(frozen=True, kw_only=True)
 class TypedLine:
-    """A line that a user has typed for a rank that waits for one at this `prompt`. `is_end`: the end of all, in its place."""
+    """A line of input from the user for a rank that waits at this `prompt`. `is_end`: the end of input instead."""
 
     rank: int
     prompt: int
@@ -23,26 +23,26 @@ UserRequest = Literal["stop", "stacks", "detach"] | TypedLine
 
 
 class Screen(Protocol):
-    """Where a run is shown. All methods are called on the thread of the run's loop."""
+    """A place that shows a run. The thread of the run's loop calls all methods."""
 
     def show(self, state: RunState) -> None:
-        """Show a state of a run that goes on; called at most 10 times a second."""
+        """Show a state of a running run; called at most 10 times a second."""
 
     def finish(self, state: RunState) -> None:
-        """Show the last state for good: nothing of the live view is left."""
+        """Show the last state for good, without the live view."""
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for since the last call, in order.
+        """Return the user's requests since the last call, in order.
 
-        An interrupt may raise KeyboardInterrupt in it: a kernel's own input waits for an answer.
+        An interrupt may raise KeyboardInterrupt in it, because a kernel's own input blocks for an answer.
         """
 
     def can_type(self) -> bool:
-        """Whether the user can type a line here for a rank."""
+        """Whether the user can type input for a rank on this screen."""
 
 
 class AnnouncingScreen(Screen, Protocol):
-    """One that shows before the run, too, what goes on."""
+    """A screen that also shows messages before the run."""
 
     def announce(self, text: str) -> None:
-        """Show a few words in place of a run that has not begun; called on any thread, before the first `show`."""
+        """Show a short text for a run that has not started; called on any thread, before the first `show`."""

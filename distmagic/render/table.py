@@ -1,4 +1,4 @@
-"""A table as text and as HTML hold it: columns of words, a cell a row."""
+"""A table for text and HTML: columns of texts, with one cell for each row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GAP = "  "
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column with a cell for each row, "" for none. `best` are the rows with the best of all values.
+    """A column with a cell for each row, "" for none. `best` are the rows with the best value.
 
-    `key` tells columns apart that have a look of their own, "" for others: a metric may have any title. `kind` is the
-    class of its cells in a page; numbers stand to the right. The higher `spare`, the sooner the column
-    gives way when room is scarce.
+    `key` identifies columns with special styles, "" for others, because a metric may have any title. `kind` is the CSS
+    class of its cells; numbers are right-aligned. Columns with a higher `spare` are left out first if the space is
+    limited.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Column:
 
     @property
     def texts(self) -> list[str]:
-        """The title, and the cells as text: the best ones have a star."""
+        """The title, and the cells as text; the best ones have a star."""
         cells = [
             f"{cell} *" if row in self.best else cell
             for row, cell in enumerate(self.cells)
@@ -39,12 +39,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many columns of a terminal it takes."""
+        """The number of terminal columns that it takes."""
         return max(map(columns_of, self.texts))
 
 
 def text_lines(columns: Sequence[Column]) -> list[str]:
-    """Return the line of the titles, and a line a row."""
+    """Return the line of titles, and one line for each row."""
     padded = []
     for column in columns:
         width, right = column.width, column.kind == NUMBER
@@ -57,7 +57,10 @@ def html_lines(
     classes: Sequence[str],
     cell: Callable[[Column, int], str],
 ) -> list[str]:
-    """Return the line of the titles, and a line a row, whose class is among `classes`. `cell` returns a cell's HTML."""
+    """Return the line of titles, and one line for each row, with a class from `classes`.
+
+    `cell` returns a cell's HTML.
+    """
     titles = [_tag("th", column.kind, escape(column.title)) for column in columns]
     lines = [_tag("tr", "", "".join(titles))]
     for row, row_class in enumerate(classes):

@@ -1,6 +1,6 @@
-"""Text that came from a host, sanitized: no control character, no half of a character, no order of writing.
+"""Sanitizes text from hosts: removes control characters, surrogates and changes of writing direction.
 
-A rank may print anything. On a terminal only colours may pass; in a page only spans.
+A rank may print anything. A terminal only gets colours; a page only gets spans.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _LEVELS = (
 
 
 def plain(text: str) -> str:
-    """Return `text` as one line of printable characters, colours gone, tabs expanded."""
+    """Return `text` as one line of printable characters, without colours, tabs expanded."""
     return printable(ESCAPE.sub("", text)).expandtabs(8)
 
 
 def one_line(text: str) -> str:
-    """Return text of a host or an exception as one line of bounded length."""
+    """Return text of a host or an exception as one line of limited length."""
     words = text[: 4 * _MAX_WORDS].split()
     line = plain(" ".join(words))
     if len(line) <= _MAX_WORDS:
@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
 
 
 def coloured(text: str) -> str:
-    """Return `text` for a terminal. Its colours stay and are reset at the end; all else is treated as by `plain`."""
+    """Return `text` for a terminal. Its colours are kept and reset at the end; everything else as in `plain`."""
     parts = [
         printable(part) if kind == "text" else f"\x1b[{part}m"
         for kind, part in _pieces(text)
@@ -57,7 +57,7 @@ def coloured(text: str) -> str:
 def spans(text: str) -> str:
     """Return `text` as HTML: escaped, its colours as `<span style="color:#d9453d">`.
 
-    The styles stand in the text itself, so that they are left where a page's style sheet is taken away.
+    The styles are in the text itself, so they remain if a page's style sheet is removed.
     """
     out = []
     open_style = ""
@@ -83,7 +83,7 @@ def spans(text: str) -> str:
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
-    """Return ("text", ...) and ("sgr", codes) in order; other escape sequences are gone."""
+    """Return ("text", ...) and ("sgr", codes) in order; other escape sequences are removed."""
     found = []
     at = 0
     for match in ESCAPE.finditer(text):
@@ -98,10 +98,11 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
-    """Change `style`, CSS by face, "color" and "background", by the numbers of one colour sequence (SGR of ECMA-48).
+    """Change `style`, the CSS values of "color", "background" and other properties, by one colour sequence (SGR of
+    ECMA-48).
 
-    The page keeps its own background, so that text is readable in light and dark. A colour that was chosen for
-    another background is left out while that one is set.
+    The page keeps its own background, so that text is readable in light and dark. A text colour chosen for another
+    background is left out while that background is set.
     """
     numbers = iter([int(code) if code else 0 for code in codes[:60].split(";")])
     for code in numbers:
@@ -125,7 +126,7 @@ def _apply(style: dict[str, str], codes: str) -> None:
 
 
 def _of_large_palette(numbers: Iterator[int]) -> str:
-    """Return the colour that `5;N` (of 256) or `2;R;G;B` names, "" for none."""
+    """Return the colour for `5;N` (of 256) or `2;R;G;B`, "" for none."""
     kind = next(numbers, 0)
     if kind == 2:
         red, green, blue = (min(255, next(numbers, 0)) for _ in range(3))
@@ -156,7 +157,7 @@ def _columns(char: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """Return `text` within `columns`, with an ellipsis where something is missing at its end."""
+    """Return `text` within `columns`, with an ellipsis if its end is cut."""
     if columns_of(text) <= columns:
         return text
     if columns <= 0:
@@ -174,7 +175,7 @@ def _fitting(text: str, columns: int) -> int:
 
 
 def wrapped(text: str, columns: int, indent: str) -> list[str]:
-    """Return `text` in lines of at most `columns`, broken between words where it can be; `indent` begins all but one."""
+    """Return `text` in lines of at most `columns`, broken between words; `indent` starts all except the first."""
     lines = []
     line = ""
     columns = max(columns, len(indent) + 2)
@@ -192,7 +193,7 @@ def wrapped(text: str, columns: int, indent: str) -> list[str]:
 
 
 def cut_middle(text: str, columns: int) -> str:
-    """As `cut`, but the middle is left out: host names often differ in their ends only."""
+    """Like `cut`, but leaves out the middle: host names often differ only at their ends."""
     if columns_of(text) <= columns:
         return text
     tail = text[-((columns - 1) // 2) :] if columns > 2 else ""
@@ -201,6 +202,6 @@ def cut_middle(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int, *, right: bool = False) -> str:
-    """Return `text` filled up with blanks to `columns`."""
+    """Return `text` padded with spaces to `columns`."""
     blanks = " " * (columns - columns_of(text))
     return blanks + text if right else text + blanks

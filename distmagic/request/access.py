@@ -1,4 +1,4 @@
-"""`Access` is how hosts are reached. All values are checked here. Pure."""
+"""`Access` describes how to reach hosts. It checks all its values. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ WARM_IDLE_S = 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How hosts are reached. `pythons` maps a host's name to its interpreter, "" being the one for all others.
+    """How to reach hosts. `pythons` maps a host's name to its interpreter; "" means all other hosts.
 
-    Each field but `preload` is an option, and says what it means; times are in seconds. `connect_timeout_s` bounds one connection, from
-    the name's look-up to the end of authentication (waiting for an answer typed by the user not counted). Raises
-    `UsageError`.
+    Each field except `preload` is an option with a help text; times are in seconds. `connect_timeout_s` limits one
+    connection, from name lookup to the end of authentication, not counting the user's typing. Raises `UsageError`.
     """
 
     pythons: tuple[tuple[str, str], ...] = option(
@@ -114,19 +113,19 @@ class Access:
 
     @property
     def before_python(self) -> tuple[str, ...]:
-        """The words before the Python on its command line."""
+        """The words before Python on its command line."""
         return words_before_python(self.setup, self.exec_prefix)
 
     @property
     def setup_line(self) -> bytes:
-        """The line that these words read first, b"" for none."""
+        """The line that these words read first from stdin, b"" for none."""
         return setup_line(self.setup)
 
     @property
     def ssh_options(self) -> str:
-        """Options by which an ssh program on the command line reaches the same hosts, each followed by a blank.
+        """Options with which an ssh program on the command line reaches the same hosts, each followed by a space.
 
-        A jump host is written as ssh-copy-id takes it, too.
+        A jump host is written in a form that ssh-copy-id also accepts.
         """
         _, blank, options = (self.ssh_command or "").strip().partition(" ")
         options = options.replace("-J ", "-o ProxyJump=") + blank
@@ -135,7 +134,7 @@ class Access:
         return options
 
     def by_hand(self, host: Host) -> str:
-        """Return the command that runs a program on a host by hand, to which the program is added."""
+        """Return the start of a command that runs a program on a host by hand."""
         client = (self.ssh_command or "ssh").strip().partition(" ")[0]
         return host.by_hand(f"{client} {self.ssh_options}".strip())
 
@@ -145,6 +144,6 @@ class Access:
         return table.get(name, table.get(""))
 
     def interpreter(self, host: Host) -> str:
-        """Return the interpreter to start on a host: the one chosen, here the notebook's own, else `python3`."""
+        """Return the interpreter for a host: the chosen one; on this machine the notebook's own; else `python3`."""
         usual = sys.executable if host.is_local else "python3"
         return self.python_of(host.name) or usual

@@ -1,4 +1,4 @@
-"""What is asked of a system that gives hosts, as `distmagic.run` takes it, checked. Pure."""
+"""Requests to systems that provide hosts, in the form for `distmagic.run`; they check their values. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class HostsRequest:
-    """What gives hosts that were not named one by one. `system` is the name of the system that is asked."""
+    """A request for hosts that were not named one by one. `system` is the name of the system."""
 
     system: ClassVar[str]
 
@@ -37,12 +37,11 @@ class HostsRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmRequest(HostsRequest):
-    """An allocation of Slurm that a cell wants.
+    """A request for a Slurm allocation.
 
-    `login` is the host on which Slurm's commands are run, as after `--hosts`; "" is this machine. `job` is the number of
-    an allocation that exists, "" where one is to be submitted. `options` are sbatch's own, by their long names, ""
-    being the value of a switch. `setup` is shell that every node runs first. After `idle_s` seconds without a job the
-    allocation ends. Raises `UsageError`.
+    `login` is the host for Slurm's commands, as after `--hosts`; "" is this machine. `job` is the ID of an existing
+    allocation, "" to submit a new one. `options` are sbatch's, by their long names, "" for a switch. `setup` is shell
+    code that every node runs first. After `idle_s` seconds without a job the allocation ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "slurm"
@@ -70,10 +69,10 @@ class SlurmRequest(HostsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class SkyRequest(HostsRequest):
-    """A cluster of SkyPilot that a cell wants: `name` is one that exists, "" where one is to be launched.
+    """A request for a SkyPilot cluster: `name` is an existing one, "" to launch a new one.
 
-    Of that, `nodes` is its size (0: as the task says, else 1), `gpus` the kind and number of each node's ("L4:4"), `file`
-    a task of SkyPilot whose resources and set-up it gets. Without a job for `idle_s` it ends. Raises `UsageError`.
+    For a new one, `nodes` is its size (0: from the task, else 1), `gpus` the type and number for each node ("L4:4"),
+    `file` a SkyPilot task with resources and set-up. Without a job for `idle_s` it ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "skypilot"
@@ -105,7 +104,7 @@ class SkyRequest(HostsRequest):
 
 
 def check_nodes(nodes: int, least: int = 1) -> None:
-    """Raise `UsageError` for what is not a number of nodes."""
+    """Raise `UsageError` for an invalid number of nodes."""
     if not least <= nodes <= _MOST_NODES:
         raise UsageError(
             f"--nodes {nodes} is not a number of nodes.", f"Use 1 to {_MOST_NODES:,}."
@@ -118,7 +117,7 @@ def _check_idle(idle_s: float) -> None:
 
 
 def check_option(name: str, value: str) -> None:
-    """Raise `UsageError` for an option of sbatch that a user can't give, or a value that it can't have."""
+    """Raise `UsageError` for an sbatch option that users can't set, or an invalid value."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise UsageError(
             f"--slurm {name!r} is not an option of sbatch.",

@@ -1,10 +1,10 @@
-"""A cell's text, read: what runs in the notebook and what every rank executes. Pure, with `ast` alone.
+"""Parses a cell's text: statements for the notebook, and an expression for every rank. Pure, with `ast` only.
 
     text --parse_cell--> CellPlan --make_thunk--> a function without arguments
 
-All statements but the last run in the notebook; the last expression, its arguments included, is what every rank
-executes. The text that comes in is the visible cell with its first line, the magic's, as a comment: so every line
-number, here and on the hosts, is the one that the user sees.
+All statements except the last run in the notebook; every rank executes the last expression, including its arguments.
+The input is the visible cell with its first line, the magic, as a comment, so that line numbers on the notebook machine
+and on hosts are those that the user sees.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, kw_only=True)
 class CellPlan:
-    """What a cell asks for.
+    """A parsed cell.
 
-    `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing
-    runs in the notebook and the whole `text` is every rank's program. `targets` is what stands on the left of
-    `run = train()` or `runs["a"] = train()`: it gets the run itself, since every rank has a value of its own. `is_async`:
-    `call` awaits.
-    `filename` is what tracebacks have for the cell.
+    `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing runs
+    in the notebook and the whole `text` is every rank's program. `targets` is the left side of `run = train()` or
+    `runs["a"] = train()`: it gets the run, because each rank has its own value. `is_async`: `call` uses await.
+    `filename` is the cell's name in tracebacks.
     """
 
     text: str
@@ -65,9 +64,9 @@ class CellPlan:
 
 
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
-    """Return what the cell `text` asks for; with `whole`, all of it runs on every rank.
+    """Return the parsed cell; with `whole`, all of it runs on every rank.
 
-    Raises `SyntaxError` with `filename` and the line, and `UsageError`, which says what to write.
+    Raises `SyntaxError` with `filename` and the line, and `UsageError`, which suggests what to write.
     """
     tree = _parse(text, filename, whole=whole)
     if not tree.body:
@@ -136,7 +135,7 @@ def _short(source: str) -> str:
 
 
 def _written(text: str, node: ast.AST) -> str:
-    """Return a statement or an expression as the cell has it; `ast.unparse` writes it as it likes."""
+    """Return the source of a statement or an expression; `ast.unparse` would reformat it."""
     return _short(ast.get_source_segment(text, node) or ast.unparse(node))
 
 
@@ -148,7 +147,7 @@ def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
 
 
 def _reject_ipython(tree: ast.AST) -> None:
-    """Refuse the calls that IPython's own syntax became: a rank has no IPython."""
+    """Reject calls that IPython made from its own syntax, because ranks have no IPython."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(
@@ -179,7 +178,7 @@ _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
-    """Return the expression and what it is assigned to, or None where the cell does not end with a call."""
+    """Return the expression and its assignment targets, or None if the cell does not end with a call."""
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
         return None
     value = last.value
@@ -200,9 +199,9 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
 
 
 def _reject_look(text: str, body: list[ast.stmt]) -> None:
-    """Refuse a last line that only looks at the value of an earlier call, as in `run = train()`, `print(run)`.
+    """Reject a last line that only reads the result of an earlier call, as in `run = train()`, `print(run)`.
 
-    Every rank would execute the look, and the notebook the call.
+    Otherwise the notebook would execute the call, and every rank only the last line.
     """
     *before, last = body
     if not isinstance(last, ast.Expr):
@@ -231,7 +230,7 @@ def _reject_look(text: str, body: list[ast.stmt]) -> None:
 
 
 def _calls(node: ast.AST) -> bool:
-    """Whether evaluating `node` calls something: not so inside a lambda, which only defines."""
+    """Whether evaluating `node` calls something; a lambda does not count, because it only defines."""
     if isinstance(node, ast.Lambda):
         return False
     if isinstance(node, ast.Call | ast.Await):
@@ -264,7 +263,10 @@ def _call_plan(
 
 
 def _awaits(statement: ast.stmt, filename: str) -> bool:
-    """Whether `statement` needs an event loop. Raises `SyntaxError` for what can't stand outside a function."""
+    """Whether `statement` needs an event loop.
+
+    Raises `SyntaxError` for a statement that is invalid outside of a function.
+    """
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(
         ast.Module([statement], []), filename, "exec", flags=flags, dont_inherit=True
@@ -304,8 +306,8 @@ def make_thunk(
 ) -> Callable[[], object]:
     """Return `plan.call` as a function without arguments whose globals are `namespace`.
 
-    Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks, as the line that it
-    is. A call that awaits gives a coroutine function. `flags` are the compiler's (`from __future__` of the notebook).
+    Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks. A call with await gives
+    a coroutine function. `flags` are compiler flags (the notebook's `from __future__`).
     """
     if plan.call is None:
         raise ValueError("a cell that runs as a whole has no call")
@@ -314,9 +316,9 @@ def make_thunk(
 
 
 def names_wanted(plan: CellPlan) -> dict[str, int]:
-    """Return the names that the text of a cell takes from outside itself, with the line of the first use.
+    """Return the names that a cell uses but does not define, with the line of the first use.
 
-    Built-in names are left out. Empty where it can't be known (`from x import *`).
+    Without built-in names. Empty if it can't be determined (`from x import *`).
     """
     tree = ast.parse(plan.text)
     for node in ast.walk(tree):
@@ -341,7 +343,7 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
 
 
 def names_evaluated(plan: CellPlan) -> dict[str, int]:
-    """Return the names that the call and its targets surely take from outside, with their lines: not those behind `or`, `if`."""
+    """Return the outside names that the call and its targets certainly use, with lines: not those after `or`, `if`."""
     if plan.call is None:
         return {}
     call = _Certain().visit(copy.deepcopy(plan.call))
@@ -368,7 +370,7 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
 
 
 class _Certain(ast.NodeTransformer):
-    """Replaces by a constant what may never be evaluated: a ternary's two values, and what follows the first of `or`, `and`."""
+    """Replaces code that may not be evaluated: both values of a ternary, and operands after the first `or`, `and`."""
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         nothing = ast.Constant(None)

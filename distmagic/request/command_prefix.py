@@ -1,7 +1,8 @@
-"""The words before the Python of a host: a shell that sets up its environment, and a program such as a container's. Pure.
+"""The command line before Python on a host: a shell that sets up the environment, and a program such as `docker exec`.
+Pure.
 
-A setup is run once on a host, and what it did to the variables is kept there. Its text is never on a command line, which
-everybody on the host can read: it is the first line of standard input.
+A setup runs once on a host, and the resulting variables are stored on the host. Its text is never on a command line,
+which every user of the host can read: it is the first line of standard input.
 
     notebook: lines for a shell that is in the way, setup line, then what the program reads     host: runs the setup, unless its variables are kept; the program
 """
@@ -70,9 +71,9 @@ _KEPT_SETUP = (
 
 
 def interpreter_words(python: str) -> tuple[str, ...]:
-    """Return the words that start an interpreter; behind `env:` stands an environment, which the host looks for.
+    """Return the words that start an interpreter; after `env:` follows an environment, which the host looks up.
 
-    The variables are those that activating it would set.
+    They also set the variables that activating it would set.
     """
     if not python.startswith(ENVIRONMENT):
         return (python,)
@@ -94,11 +95,10 @@ def interpreter_words(python: str) -> tuple[str, ...]:
 
 
 def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
-    """Return what stands before the Python on its command line.
+    """Return the words before Python on its command line.
 
-    `setup` is bash; `setup_line` has to be written to the program's standard input first. What it writes goes to stderr,
-    so that nothing is mistaken for the program's own output. Raises `UsageError` for a prefix that can't be split into
-    words.
+    `setup` is bash code; `setup_line` must be written to the program's standard input first. Its output goes to stderr,
+    so that it is not mistaken for the program's. Raises `UsageError` for a prefix that can't be split into words.
     """
     try:
         prefix = tuple(shlex.split(exec_prefix))
@@ -114,7 +114,7 @@ def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
 
 
 def setup_line(setup: str) -> bytes:
-    """Return the line that brings a setup to the host, b"" for none."""
+    """Return the line that sends a setup to the host, b"" for none."""
     if not setup.strip():
         return b""
     # $'...' has its line breaks as \\n.

@@ -96,7 +96,7 @@ for _setting in Distmagic.class_own_traits().values():
 
 
 def settings_of(parent: Configurable) -> Distmagic:
-    """Return the settings that this shell's configuration has. Raises `UsageError` for one of a wrong kind."""
+    """Return the settings in this shell's configuration. Raises `UsageError` for one of a wrong type."""
     try:
         return Distmagic(parent=parent)
     except TraitError as error:
@@ -106,14 +106,14 @@ def settings_of(parent: Configurable) -> Distmagic:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The hosts of a run. `source` says in words where they were named."""
+    """The hosts of a run. `source` describes where they were set."""
 
     hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
     source: str = "no hosts are named: this machine"
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has named hosts."""
+        """Whether no hosts were set."""
         return self.source == Chosen().source
 
 
@@ -125,8 +125,8 @@ def choose_hosts(
 ) -> Chosen:
     """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
 
-    `--nproc-per-node` on the line wins over ranks that came with hosts from elsewhere. Reads a hostfile where one is
-    named. Raises `UsageError`.
+    `--nproc-per-node` on the line overrides numbers of ranks that come with hosts from elsewhere. Reads a hostfile if
+    one is named. Raises `UsageError`.
     """
     if request.hosts is not None:
         return Chosen(hosts=request.hosts, source="--hosts")

@@ -1,4 +1,4 @@
-"""What `--export SYSTEM DIR` asks for: a folder that starts the same job on a cluster, checked. Pure."""
+"""The request of `--export SYSTEM DIR`: a folder that starts the same job on a cluster. It checks its values. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs of one node. `kind` is "" where it was not said."""
+    """The GPUs of one node. `kind` is "" if not given."""
 
     count: int
     kind: str = ""
@@ -28,11 +28,11 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """A folder that is to be written for a system of systems.py.
+    """A request to write a folder for a system of systems.py.
 
-    `nodes` is None where the line does not say it. `options` are sbatch's own, by their long names, "" being the value of
-    a switch; the other systems take a few of them. `setup` is shell that every node runs first, `image` a container's.
-    `results` is a dataset of OSMO or a URL, which gets what the first node's ranks write. Raises `UsageError`.
+    `nodes` is None if not given. `options` are sbatch's, by their long names, "" for a switch; other systems accept a
+    few of them. `setup` is shell code that every node runs first, `image` a container image. `results` is an OSMO
+    dataset or a URL for files that the first node's ranks write. Raises `UsageError`.
     """
 
     system: str
@@ -86,27 +86,27 @@ class ExportRequest:
 
     @property
     def chooses_hosts(self) -> bool:
-        """Whether the system has hosts of its own, so that the user names none."""
+        """Whether the system chooses hosts itself, so that the user names none."""
         system = named(self.system)
         return system is not None and system.chooses_hosts
 
     def option(self, name: str) -> str:
-        """Return the value of one of `options`, "" where it was not given."""
+        """Return the value of one of `options`, "" if not given."""
         return dict(self.options).get(name, "")
 
     @property
     def gpus(self) -> Gpus | None:
-        """The GPUs of each node, None where nothing was said of them."""
+        """The GPUs of each node, None if not given."""
         return _read_gpus(self.option("gpus-per-node"))
 
     @property
     def cpus(self) -> int:
-        """The CPUs of each node, 0 where nothing was said of them."""
+        """The CPUs of each node, 0 if not given."""
         return _read_cpus(self.option("cpus-per-task"))
 
     @property
     def memory_gib(self) -> int:
-        """The memory of each node in GiB, rounded up, 0 where nothing was said of it."""
+        """The memory of each node in GiB, rounded up, 0 if not given."""
         return _read_memory(self.option("mem"))
 
 
@@ -132,7 +132,7 @@ def _read_cpus(text: str) -> int:
 
 
 def _read_memory(text: str) -> int:
-    """Return GiB. A number without a unit is MiB, as Slurm, to which the text goes as it is, takes it."""
+    """Return GiB. A number without a unit is in MiB, as in Slurm, which gets the text unchanged."""
     if not text:
         return 0
     found = re.fullmatch(r"(\d{1,9})([KMGT]?)", text.upper())

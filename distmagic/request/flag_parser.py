@@ -1,6 +1,6 @@
-"""Flags of a line, one by one: the parser, its errors, the help text and the names that the Tab key offers. Pure.
+"""Flags of a line: the parser, its errors, the help text and the names for completion. Pure.
 
-All of it follows flag_table.py.
+All of it is derived from flag_table.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def help_text(
     description: str = "Run the cell's last expression on every rank of the hosts, under torchrun.",
     without: Sequence[str] = (),
 ) -> str:
-    """Return the help of `%%distributed`, or of a command that has its flags, `without` some of them."""
+    """Return the help of `%%distributed`, or of a command with its flags, `without` some of them."""
     parser = _parser()
     parser.usage, parser.description = usage.replace("%", "%%"), description
     for action in parser._actions:  # noqa: SLF001  # argparse has no other way
@@ -58,7 +58,7 @@ def flag_names() -> tuple[str, ...]:
 
 
 def values_after(word: str) -> int:
-    """Return how many words of the line after a flag are its own: 1 after `--hosts`, none after `--hosts=gpu-a`."""
+    """Return how many words after a flag belong to it: 1 after `--hosts`, none after `--hosts=gpu-a`."""
     name = _hyphened(word)
     if name == "-o":
         return 1
@@ -69,7 +69,7 @@ def values_after(word: str) -> int:
 
 
 def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the flags among the words that name hosts or the way to them, with their values, and all other words."""
+    """Return the flags in `words` about hosts and how to reach them, with their values, and all other words."""
     names = [f"--{flag.name}" for flag in FLAGS if flag.heading == "hosts"]
     way: list[str] = []
     others: list[str] = []
@@ -86,7 +86,7 @@ def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _hyphened(word: str) -> str:
-    """Return a word of the line with the hyphens of a flag's name in place of underscores; a value stays as it is."""
+    """Return a word of the line with hyphens instead of underscores in a flag's name; values are unchanged."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
@@ -117,7 +117,7 @@ _ALIKE = 0.8  # from which on the names of two flags are
 
 
 def _unknown(word: str) -> UsageError:
-    """Return the error for a word of the line that is no flag and no flag's value."""
+    """Return the error for a word of the line that is neither a flag nor a flag's value."""
     if not word.startswith("-"):
         return UsageError(
             f"{word!r} is not a flag.",
@@ -143,7 +143,7 @@ def _unknown(word: str) -> UsageError:
 
 
 class Once(argparse.Action):
-    """Keeps a value; of two, one would be lost without a word."""
+    """Stores a value, and rejects a second one, which would silently replace the first."""
 
     def __call__(
         self,
@@ -152,7 +152,7 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keep the value. Raises `UsageError` for a second one."""
+        """Store the value. Raises `UsageError` for a second one."""
         if getattr(namespace, self.dest) is not None:
             hint = "Keep one of them."
             if self.metavar == "LIST":
@@ -162,7 +162,7 @@ class Once(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that neither prints nor exits."""
+    """An argparse parser that neither prints nor exits."""
 
     hint = "%distributed --help lists all flags."
 

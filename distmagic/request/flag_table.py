@@ -1,7 +1,6 @@
-"""The table of all flags: the parser, the help text and the Tab key follow it. Pure.
+"""The table of all flags, from which the parser, the help text and completion are derived. Pure.
 
-An option of the job or of the way to its hosts is declared in spec.py; flags of the line alone are declared here, and read
-by flags.py one by one.
+spec.py and access.py declare options; flags that only a command line has are declared here, and read by flags.py.
 """
 
 from __future__ import annotations
@@ -173,5 +172,5 @@ SBATCH_FLAGS = tuple(flag.name for flag in _OF_SBATCH)
 
 
 def flags_without(what: str) -> tuple[str, ...]:
-    """Return the names of the flags that --export, --stay or a system that runs the whole job ("workflow") can't have."""
+    """Return the names of flags that `what` rejects: "export", "stay", or "workflow" (systems that run whole jobs)."""
     return tuple(flag.name for flag in FLAGS if what in flag.not_with.split())

@@ -1,6 +1,6 @@
-"""What a flag is, and an option: a field of a request that declares its flag, its keyword and its help at once. Pure.
+"""Flags, and options: fields of a request that declare a flag, a keyword argument and a help text at once. Pure.
 
-Below, the readers of their values: text in, a value out. Each raises `UsageError`, naming the flag.
+Below are the parsers of their values. Each raises `UsageError`, naming the flag.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ANY_TIME = (1e-9, math.inf, "a time", "Use a number of seconds above 0.")
 class Flag:
     """One flag of the line.
 
-    heading    the one of `HEADINGS` below which it stands
-    metavar    stands for its value in the help, "" for a switch
-    read       makes the value of its text; errors begin with the flag, its second argument
-    repeats    whether it may be given several times
-    not_with   what can't have it, of "export", "workflow" and "stay"; systems/osmo/run.py has flags of which there is more to say
-    argument   help of the keyword of `distmagic.run`, "" where that of the flag fits
+    heading    its heading in the help, from `HEADINGS`
+    metavar    name of its value in the help, "" for a switch
+    read       converts its text to the value; errors start with the flag, its second argument
+    repeats    whether it may be repeated
+    not_with   which of "export", "workflow" and "stay" reject it; systems/osmo/run.py has more about some flags
+    argument   help of the keyword of `distmagic.run`, "" if the flag's help fits
     """
 
     name: str
@@ -65,11 +65,11 @@ def option(  # noqa: PLR0913  # all that an option is
     within: tuple[float, float, str, str] = (-math.inf, math.inf, "", ""),
     **more: Any,
 ) -> Any:
-    """Declare a field of a request as an option: it is a flag of the line and a keyword of `distmagic.run`.
+    """Declare a field of a request as an option: a flag of the line and a keyword of `distmagic.run`.
 
-    Both have the field's name, or `name`; the flag has hyphens, and a time's no `_s`. `text` and `more` are those of `Flag`.
-    The value of one that is secret is in no `repr`. `choices` are all its values, if it has any. `within` are the least and
-    the greatest number that it takes, what another one is not, and the cure.
+    Both have the field's name, or `name`; the flag has hyphens, and no `_s` for times. `text` and `more` are those of
+    `Flag`. A secret value is in no `repr`. `choices` are all its values, if limited. `within` has the min and max
+    number, what a wrong number is not, and the cure.
     """
     metadata = {
         "name": name,
@@ -82,7 +82,7 @@ def option(  # noqa: PLR0913  # all that an option is
 
 
 def check_values(request: Any) -> None:
-    """Raise `UsageError` where an option of a request has a value that it can't have, by itself."""
+    """Raise `UsageError` if an option of a request has an invalid value."""
     refuse_zero_bytes(request)
     for one in fields(request):
         value = getattr(request, one.name)
@@ -96,7 +96,7 @@ def check_values(request: Any) -> None:
 
 
 def check_number(one: Field[Any], value: object, where: str) -> None:
-    """Raise `UsageError` naming `where` for a number that an option does not take."""
+    """Raise `UsageError` naming `where` for a number outside an option's range."""
     if isinstance(value, int | float) and "within" in one.metadata:
         least, most, kind, cure = one.metadata["within"]
         if not least <= value <= most:
@@ -104,7 +104,7 @@ def check_number(one: Field[Any], value: object, where: str) -> None:
 
 
 def options_of(record: Any) -> dict[str, Flag]:
-    """Return the flags of the options that a class of requests declares, by the keywords of `distmagic.run`."""
+    """Return the flags of the options of a class of requests, by their keywords in `distmagic.run`."""
     found = {}
     for one in fields(record):
         if not one.metadata:
@@ -119,7 +119,7 @@ def options_of(record: Any) -> dict[str, Flag]:
 
 
 def parse_duration(text: str, where: str) -> float:
-    """Return seconds of `90`, `90s`, `10m` or `2h`. Raises `UsageError` naming `where`."""
+    """Return the seconds in `90`, `90s`, `10m` or `2h`. Raises `UsageError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
     if found is None or float(found[1]) == 0:
         raise UsageError(
@@ -130,7 +130,7 @@ def parse_duration(text: str, where: str) -> float:
 
 
 def rank_numbers(text: str, where: str) -> tuple[int, ...]:
-    """Return the ranks of `0,4-7`, in ascending order. Raises `UsageError` naming `where`."""
+    """Return the ranks in `0,4-7`, in ascending order. Raises `UsageError` naming `where`."""
     found = set[int]()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -143,7 +143,7 @@ def rank_numbers(text: str, where: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str, where: str) -> int:
-    """Return bytes of `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `UsageError` naming `where`."""
+    """Return the bytes in `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `UsageError` naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
     size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
     if size_bytes < 1:
@@ -169,7 +169,7 @@ def time_or_zero(text: str, where: str) -> float:
 
 
 def nnodes(text: str, where: str) -> tuple[int, int]:
-    """Return the least and the greatest number of nodes of `2` or `1:4`."""
+    """Return the min and max number of nodes in `2` or `1:4`."""
     found = re.fullmatch(r"(-?\d{1,9})(?::(-?\d{1,9}))?", text)
     if found is None:
         raise UsageError(
@@ -180,7 +180,7 @@ def nnodes(text: str, where: str) -> tuple[int, int]:
 
 
 def python(text: str, where: str) -> tuple[str, str]:
-    """Return (host, path) of `HOST=PATH`, or ("", path): the interpreter of all hosts."""
+    """Return (host, path) of `HOST=PATH`, or ("", path) for all hosts."""
     host, equals, path = text.partition("=")
     if not equals or "/" in host:  # a path with = in it
         host, path = "", text
@@ -193,7 +193,7 @@ def python(text: str, where: str) -> tuple[str, str]:
 
 
 def device_list(text: str, _: str) -> tuple[str, ...]:
-    """Return the devices of `0,1`, as they are written."""
+    """Return the devices in `0,1`, as written."""
     return tuple(text.split(",")) if text else ()
 
 
@@ -213,7 +213,7 @@ def variable_name(text: str, where: str) -> str:
 
 
 def refuse_zero_bytes(request: Any, what: str = "--") -> None:
-    """Raise `UsageError` where a field of a request has one in any of its texts; `what` stands before the field's name."""
+    """Raise `UsageError` if a text in a request contains a NUL byte; `what` is the prefix of the field's name."""
     for one in fields(request):
         if any("\0" in text for text in _texts(getattr(request, one.name))):
             raise UsageError(

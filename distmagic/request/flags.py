@@ -1,7 +1,7 @@
-"""The magic's line, read: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
+"""Parses the magic's line: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
 
-torchrun's flags keep torchrun's names, with hyphens or underscores. flag_parser.py reads them; here follows what they
-ask for together.
+torchrun's flags keep their names, with hyphens or underscores. flag_parser.py parses single flags; this module combines
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distmagic.request.systems import System, Wanted
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What counts where the line says nothing. `environ` is the notebook's own, for `--env NAME` without a value."""
+    """Values for flags that the line lacks. `environ` is the notebook's own, for `--env NAME` without a value."""
 
     access: Access = field(default_factory=Access)
     nproc_per_node: Slots | None = None
@@ -37,14 +37,14 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One line of `%%distributed`. `hosts` and `hostfile` are None where the line does not name hosts.
+    """One line of `%%distributed`. `hosts` and `hostfile` are None if the line does not name hosts.
 
-    `allocation` is what `--on` asks of a scheduler, None for hosts that stand for themselves. `ignores_system` is
-    `--on none`: ignore the scheduler that started this process. `export` is the folder that is to be
-    written in place of a run, `workflow` the job that a system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`, `names_ssh_config` and `names_nproc` say that the line itself
-    has `--ssh-config` and `--nproc-per-node`; `output` is the name after `-o`. `script`: the cell runs as a script, whose
-    arguments `args` are the words after `--`. `background`: the cell returns while the run goes on. `stay` names ranks that
-    stay, and `ranks` are those of them on which the cell runs, () for all.
+    `allocation` is the request of `--on` to a scheduler, None for other hosts. `ignores_system` is `--on none`: ignore
+    the scheduler that started this process. `export` is a folder to write instead of a run, `workflow` a job that a
+    system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`. `names_ssh_config` and
+    `names_nproc`: the line itself has `--ssh-config` and `--nproc-per-node`. `output` is the name after `-o`. `script`:
+    the cell runs as a script, with the words after `--` as arguments `args`. `background`: the cell returns during the
+    run. `stay` names ranks that stay, and `ranks` are those on which the cell runs, () for all.
     """
 
     spec: JobSpec = field(default_factory=JobSpec)
@@ -75,7 +75,7 @@ def parse_line(line: str, defaults: Defaults) -> Request:
 
 
 def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
-    """Return the request of a line that is split into words. Raises `UsageError` as `parse_line`."""
+    """Return the request of a line already split into words. Raises `UsageError` as `parse_line`."""
     own = list(words)
     script_args: list[str] = []
     if "--" in own:
@@ -123,7 +123,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
 
 
 def _refuse(args: argparse.Namespace, what: str, why: str, hint: str) -> None:
-    """Raise `UsageError` for a flag that `what` can't have; `why` follows its name."""
+    """Raise `UsageError` for a flag that `what` rejects; `why` follows its name."""
     for name in flags_without(what):
         if _value(args, name):
             raise UsageError(f"--{name} {why}.", hint)
@@ -150,7 +150,7 @@ _RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def words_of_ranks(line: str, last: str) -> list[str]:
-    """Return the words of a line of `%%ranks [NAME] [0,4-7]` as `%%distributed` has them; without a name it is `last`."""
+    """Convert a line of `%%ranks [NAME] [0,4-7]` to words of `%%distributed`; without a name it uses `last`."""
     words = split(line)
     name, ranks = last, []
     if words and words[0].isidentifier():
@@ -161,7 +161,10 @@ def words_of_ranks(line: str, last: str) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """Split `line` into words as a shell does, without a comment. Raises `UsageError` for a lonely quotation mark."""
+    """Split `line` into words as a shell does, without a comment.
+
+    Raises `UsageError` for an unmatched quotation mark.
+    """
     try:
         return shlex.split(_without_comment(line))
     except ValueError as error:
@@ -172,7 +175,7 @@ def split(line: str) -> list[str]:
 
 
 def _without_comment(line: str) -> str:
-    """Return `line` up to a # that begins a word outside quotation marks: --env COLOUR=#fff keeps its value."""
+    """Return `line` up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps its value."""
     quote = ""  # the quotation mark that is open
     before = " "
     for place, char in enumerate(line):
@@ -192,7 +195,7 @@ def asks_help(line: str) -> bool:
 
 
 def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a record that flags of the line fill: those of their names, `timeout_s` for --timeout."""
+    """Return the fields of a record that flags set: those with the flags' names, such as `timeout_s` for --timeout."""
     given = {}
     for one in fields(record):
         value = vars(args).get(one.name.removesuffix("_s"))
@@ -203,7 +206,7 @@ def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_once(flag: str, names: Sequence[str]) -> None:
-    """Raise `UsageError` where a flag that may be repeated says two things of one name, "" being no name."""
+    """Raise `UsageError` if a repeatable flag sets the same name twice; "" is no name."""
     for name in names:
         if names.count(name) > 1:
             of_name = f" for {name}" if name else ""
@@ -235,7 +238,7 @@ def _access(args: argparse.Namespace, base: Access, system: System | None) -> Ac
 def _allocation(
     args: argparse.Namespace, system: System | None, environ: Mapping[str, str]
 ) -> HostsRequest | None:
-    """Return what the line asks of a scheduler. Raises `UsageError` for flags that mean nothing without one."""
+    """Return the line's request to a scheduler. Raises `UsageError` for flags that need one."""
     options = _resources(args)
     for name, value in (
         *options,
@@ -284,7 +287,7 @@ def _allocation(
 
 
 def _resources(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the options that the line passes to sbatch, "" being the value of a switch."""
+    """Return the options that the line passes to sbatch, "" for a switch."""
     options = []
     for name in SBATCH_FLAGS:
         value = _value(args, name)
@@ -299,7 +302,7 @@ def _value(args: argparse.Namespace, name: str) -> Any:
 
 
 def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
-    """Return what is to be written in place of a run. Raises `UsageError` for flags that only a run has."""
+    """Return the request for an export. Raises `UsageError` for flags that only a run has."""
     if args.export is None:
         for name in ("image", "results"):
             is_workflow = system is not None and "run" in system.can
@@ -334,7 +337,7 @@ def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest
 
 
 def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
-    """Return the whole job that a system runs. Raises `UsageError` for hosts, and for a scheduler's other flags."""
+    """Return the request for a whole job of a system. Raises `UsageError` for hosts, and for flags of schedulers."""
     if system is None or "run" not in system.can:
         return None
     if args.hosts is not None or args.hostfile is not None:
@@ -360,7 +363,10 @@ _STARTERS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a script's path on this machine, or a module's name, and its arguments. Raises `UsageError`."""
+    """A program for every rank: a script's path on this machine, or a module's name, and its arguments.
+
+    Raises `UsageError`.
+    """
 
     target: str
     args: tuple[str, ...] = ()
@@ -371,9 +377,9 @@ class Program:
 
 
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
-    """Return the flags in front of a program, and the program. What follows its name is all its own.
+    """Return the flags before a program, and the program. All words after its name are its arguments.
 
-    Raises `UsageError` where no program is named, or one that starts others, as torchrun does.
+    Raises `UsageError` if no program is named, or one that starts others, such as torchrun.
     """
     place = 0
     while place < len(words) and words[place].startswith("-"):

@@ -1,4 +1,4 @@
-"""Hosts as users write them: a list on the command line, a hostfile, an environment variable. Pure."""
+"""Parses hosts in the user's notation: a list on the command line, a hostfile, an environment variable. Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where hosts come from that do not stand for themselves: an allocation, a cluster, the job around this process.
+    """The source of hosts that a system provides: an allocation, a cluster, or the job that runs this process.
 
-    `name` tells it from all others. `by_hand` begins a command that runs a program on one of its nodes, {node} being that
-    one's name; "" where SSH reaches them. `ended` is said when nobody holds it any more, and `cure` what to do then.
+    `name` identifies it. `by_hand` is the start of a command that runs a program on one of its nodes, with {node} for
+    the node's name; "" if SSH reaches them. `ended` is the message when it has ended, and `cure` the advice.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine as the user named it. `slots` is its number of ranks, None where none was given.
+    """One machine as the user named it. `slots` is its number of ranks, None if not given.
 
-    `allocation` is where it comes from, None for a host that stands for itself: the same name in the next allocation is
-    another place.
+    `allocation` is its source, None for a host that the user named: the same name in another allocation is a different
+    machine.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Host:
         )
 
     def by_hand(self, client: str = "ssh") -> str:
-        """Return the command that runs a program there by hand, to which the program is added.
+        """Return the start of a command that runs a program on the host by hand.
 
         `client` is the ssh program with its options.
         """
@@ -74,13 +74,13 @@ class Host:
 
     @property
     def has_log_in_shell(self) -> bool:
-        """Whether it is reached by SSH, whose server hands each command to the user's shell."""
+        """Whether it is reached by SSH, whose server passes each command to the user's shell."""
         is_behind = self.allocation is not None and bool(self.allocation.by_hand)
         return not (is_behind or self.is_local)
 
     @property
     def login(self) -> str:
-        """What was typed of the host, as ssh takes it: `-p 2222 me@gpu-a`."""
+        """The host as the user typed it, in ssh's notation: `-p 2222 me@gpu-a`."""
         port = "" if self.port is None else f"-p {self.port} "
         return port + shlex.quote(
             f"{self.user}@{self.name}" if self.user else self.name
@@ -111,10 +111,10 @@ def parse_slots(text: str, where: str) -> Slots:
 
 
 def parse_host(text: str) -> Host:
-    """Parse `[user@]name[:port][:ranks]`; `[...]` around an IPv6 address that is followed by a number.
+    """Parse `[user@]name[:port][:ranks]`; an IPv6 address that is followed by a number is in `[...]`.
 
-    A single number is a port when it is 22 or at least 1024, else a number of ranks: `gpu-a:4`, `me@gpu-a:2222`.
-    Raises `UsageError`.
+    A single number is a port if it is 22 or at least 1024, else a number of ranks: `gpu-a:4`, `me@gpu-a:2222`. Raises
+    `UsageError`.
     """
     text = text.strip().removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
@@ -176,14 +176,14 @@ def is_port(text: str) -> bool:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse a list of hosts separated by commas or blanks. Raises `UsageError`."""
+    """Parse a list of hosts separated by commas or spaces. Raises `UsageError`."""
     return hosts_of([part for part in re.split(r"[,\s]+", text) if part])
 
 
 def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
-    """Return hosts that are named one by one, as texts that `parse_host` reads or as they are. Raises `UsageError`.
+    """Return a list of hosts, given as texts for `parse_host` or as `Host` objects. Raises `UsageError`.
 
-    Neither a set, which has no first one, nor a dict, whose values would be lost.
+    Rejects a set, which has no first host, and a dict, whose values would be lost.
     """
     if not isinstance(named, Sequence):
         raise UsageError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)
@@ -199,7 +199,7 @@ def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
 
 
 def _no_twin(host: Host, others: Iterable[Host]) -> Host:
-    """Return `host`; raise `UsageError` if one of the others is the same place."""
+    """Return `host`; raise `UsageError` if another one is the same machine."""
     if any(replace(host, slots=other.slots) == other for other in others):
         raise UsageError(
             f"{host.name} is listed twice.", "Write it once, with all its ranks."
@@ -208,7 +208,7 @@ def _no_twin(host: Host, others: Iterable[Host]) -> Host:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Parse a hostfile as OpenMPI, Horovod and DeepSpeed write it: `name slots=N` a line, `#` comments.
+    """Parse a hostfile in the format of OpenMPI, Horovod and DeepSpeed: one `name slots=N` per line, `#` comments.
 
     Raises `UsageError` naming `path` and the line.
     """

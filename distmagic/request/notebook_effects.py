@@ -1,9 +1,9 @@
-"""Which of a notebook's own statements act there alone, where a program under torchrun would have them on every rank.
+"""Finds statements that only affect the notebook, although under torchrun they would affect every rank.
 
-A program that was pasted into a cell reads its rank, parses its arguments, seeds and sets variables at its top. There it
-runs in the notebook, which is not a rank. A cell may also change a library, by its settings, its registrations or its
-attributes: ranks import it anew. Pure, from the syntax tree: what stands inside a function runs on the ranks, and is not
-looked at.
+A program that was pasted into a cell reads its rank, parses arguments, sets seeds and variables at its top. In a cell,
+these lines run in the notebook, which is no rank. A cell may also change a library's settings, registrations or
+attributes, but ranks import the library again. Pure, from the syntax tree. Code inside functions runs on the ranks, and
+is not examined.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _IN_WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEffect:
-    """Something that a statement of the notebook does: in words, `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
+    """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
 
-    `lines` are those of the whole statement, but of a library's change none. `name` is that of an environment variable, or
-    of the library, "" where there is none.
+    `lines` are those of the whole statement, empty for a library's change. `name` is that of an environment variable,
+    or of the library, "" if none.
     """
 
     kind: Kind
@@ -84,9 +84,11 @@ class LocalEffect:
 def local_effects(
     statements: Sequence[ast.stmt], given: Collection[str] = ()
 ) -> tuple[LocalEffect, ...]:
-    """Return what these statements do in the notebook alone, in order. `given` are variables that the ranks get anyway.
+    """Return the effects of these statements on the notebook only, in order. `given` are variables that ranks get
+    anyway.
 
-    A seed counts only where no later statement makes something of it here: data that is drawn here travels to the ranks.
+    A seed only counts if no later statement uses it in the notebook: data that is drawn in the notebook is sent to the
+    ranks.
     """
     found: list[LocalEffect] = []
     for index, statement in enumerate(statements):
@@ -108,10 +110,10 @@ def library_changes(
     namespace: Mapping[str, object],
     later: Sequence[str] = (),
 ) -> Iterator[LocalEffect]:
-    """Yield where a cell's text changes a library; `name` is that of the library. `namespace` are the notebook's values.
+    """Yield changes of a library in a cell's text; `name` is the library. `namespace` has the notebook's values.
 
-    Of another cell, which has a label, also where it sets a variable, and where it seeds, unless it or a `later` text
-    makes something of the seed here. A cell that ran on ranks has said so itself.
+    For another cell, which has a label, also yield variables and seeds that it sets, unless it or a `later` text uses
+    the seed in the notebook. A cell that ran on ranks has warned about these itself.
     """
     try:
         tree = ast.parse(text)
@@ -138,7 +140,10 @@ def library_changes(
 
 
 def _draws(text: str) -> bool:
-    """Whether a cell may draw random numbers here. Of a cell that ran on ranks, the last statement did so there."""
+    """Whether a cell may draw random numbers in the notebook.
+
+    The last statement of a cell that ran on ranks does not count.
+    """
     try:
         statements = ast.parse(text).body
     except SyntaxError:
@@ -152,7 +157,7 @@ def _draws(text: str) -> bool:
 
 
 def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Yield what a node sets or calls by which a library may be changed, and that in words."""
+    """Yield targets and calls in a node by which a library may be changed, each with a description."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called, args = node.value.func, node.value.args
         name = _last(called)
@@ -166,7 +171,7 @@ def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
-    """Return what a statement sets or deletes."""
+    """Return the targets that a statement sets or deletes."""
     if isinstance(node, ast.Assign | ast.Delete):
         return node.targets
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
@@ -175,7 +180,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
-    """Return the library that an expression begins at, "" where that is a value of the notebook's own."""
+    """Return the library at the start of an expression, "" if that is a value of the notebook."""
     root = target
     while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
         root = root.func if isinstance(root, ast.Call) else root.value
@@ -199,7 +204,7 @@ def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
 
 
 def note(effects: Sequence[LocalEffect]) -> str:
-    """Return all of it in one paragraph, "" for nothing."""
+    """Return all effects as one paragraph, "" for none."""
     if not effects:
         return ""
     words = [effect.words for effect in effects[:_NAMED_AT_MOST]]
@@ -215,7 +220,7 @@ def note(effects: Sequence[LocalEffect]) -> str:
 
 
 def _computes(statement: ast.stmt) -> bool:
-    """Whether a statement calls something here that may draw random numbers: anything but seeds and definitions."""
+    """Whether a statement calls something that may draw random numbers: anything except seeds and definitions."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     calls = [node for node in executed(statement) if isinstance(node, ast.Call)]
@@ -242,7 +247,7 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
 
 
 def _set_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of what a node sets: `sys.argv` of `sys.argv[1:] = [...]`, `sys.argv += [...]`, `sys.argv.append(...)`."""
+    """Yield the parts of a node's targets: `sys.argv` in `sys.argv[1:] = [...]` and in `sys.argv.append(...)`."""
     targets = _targets(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         targets = [node.func.value] if node.func.attr in _SETS_LIST else []
@@ -251,7 +256,7 @@ def _set_by(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def acts(node: ast.AST) -> Iterator[Act]:
-    """Yield what this node by itself does when it is evaluated."""
+    """Yield the effects of this node's own evaluation."""
     if isinstance(node, ast.Call):
         yield from _of_call(node)
     elif isinstance(node, ast.AugAssign) and dotted(node.target) in ENVIRON:
@@ -269,7 +274,7 @@ def acts(node: ast.AST) -> Iterator[Act]:
 
 
 def _of_call(call: ast.Call) -> Iterator[Act]:
-    """Yield what a call does."""
+    """Yield the effects of a call."""
     called = dotted(call.func)
     last = _last(call.func)
     texts = [*map(_text, call.args), "", ""]
@@ -298,12 +303,12 @@ def _of_call(call: ast.Call) -> Iterator[Act]:
 
 
 def _last(called: ast.expr) -> str:
-    """Return the last name of what is called: `parse_args` of `ArgumentParser().parse_args`."""
+    """Return the last name of a called expression: `parse_args` for `ArgumentParser().parse_args`."""
     return called.attr if isinstance(called, ast.Attribute) else dotted(called)
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are evaluated when a statement runs: of a function only its decorators and defaults."""
+    """Yield the nodes that are evaluated when a statement runs: for a function only its decorators and defaults."""
     yield node
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -316,7 +321,7 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `os.environ.get` for such a chain of names, "" for any other expression."""
+    """Return a chain of names as text, such as `os.environ.get`; "" for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""`JobSpec` is what to run, without any host. All values are checked here. Pure."""
+"""`JobSpec` describes what to run, without hosts. It checks all its values. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
 
 
 def check_system() -> None:
-    """Raise `UsageError` on Windows: its processes, sockets and terminals are others."""
+    """Raise `UsageError` on Windows, whose processes, sockets and terminals differ."""
     if sys.platform == "win32":
         raise UsageError(
             "distmagic needs Linux or macOS on the notebook's side.",
@@ -41,10 +41,10 @@ def check_system() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job, in torchrun's words. None: not given, so that the plan decides.
+    """One job, in torchrun's terms. None: not given, so that the plan decides.
 
-    Each field is an option, and says what it means; times are in seconds. `nnodes` is (min, max). `env` are the
-    variables of every rank, as (name, value). `devices` are numbers of GPUs as each host has them. Raises `UsageError`.
+    Each field is an option with a help text; times are in seconds. `nnodes` is (min, max). `env` are the variables of
+    every rank, as (name, value). `devices` are GPU numbers on each host. Raises `UsageError`.
     """
 
     nproc_per_node: Slots | None = option(  # noqa: RUF009  # a field, as those below
@@ -255,7 +255,7 @@ class JobSpec:
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """The variables of every rank: `env`, and the one that names `devices` to CUDA."""
+        """The variables of every rank: `env`, and the one that tells CUDA about `devices`."""
         if not self.devices:
             return self.env
         return (*self.env, (_DEVICES, ",".join(self.devices)))
@@ -276,7 +276,7 @@ def check_tracker(where: str, package: str) -> None:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise `UsageError` naming `where` for a pattern that can't fit a file below a run's working directory."""
+    """Raise `UsageError` naming `where` for a pattern that can't match a file below a run's working directory."""
     if not is_inside(pattern.removeprefix("./").removesuffix("/")):
         raise UsageError(
             f"{where} {pattern!r}: this is not a pattern of files in a run's working directory.",

@@ -1,14 +1,14 @@
-"""The foreign systems that distmagic works with: a row each, which says what it can. Pure, but for what is installed.
+"""The table of external systems, with what each supports. Pure, except that it looks for installed packages.
 
-`--on` and `--export`, their help, their errors and the Tab key follow this table, and so does what is looked for around a
-process. What a system can is a module of its folder, which is imported when it is needed:
+`--on` and `--export`, their help, errors and completion, and the detection of a surrounding job are derived from this
+table. Each capability is a module in the system's folder, imported when needed:
 
-    hosts.py    `asked`, `preview` and `pool`: gives hosts; systems/protocol.py has their types
-    run.py      `check` and `run`: runs a whole job in place of hosts
-    export.py   `files(job)` and `readme(job)`: a folder that starts the job there
-    inside.py   `place(environ)`: this process among those that the system has started on all nodes
+    hosts.py    `asked`, `preview` and `pool`: provides hosts; systems/protocol.py has their types
+    run.py      `check` and `run`: runs a whole job instead of providing hosts
+    export.py   `files(job)` and `readme(job)`: a folder that starts the job on the system
+    inside.py   `place(environ)`: the place of this process in a job that the system started
 
-Others bring their own: an entry point of the group `distmagic.systems` whose object is a `System`.
+Other packages can add systems: an entry point in the group `distmagic.systems` whose object is a `System`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ GROUP = "distmagic.systems"
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One foreign system. `name` stands after `--export`, `title` in sentences.
+    """One external system. `name` is used after `--export`, `title` in sentences.
 
-    `page` is its page of the manual; a system of another package has it in its folder, as `PAGE.md`.
-    `folder` is the package of its modules, `can` the names of those that it has. `on` is the word after `--on`, with which
-    each of the forms in `places` begins, as help lists them. `takes_options`: its files have any option of sbatch.
-    `takes_setup`: its own job runs `--setup`, not each host. `chooses_hosts`: a user names none for it. `takes_down` is the
-    flag of `%distributed down` that ends one of its places by name, "" where they end with their notebook.
+    `page` is its page of the manual; a system of another package has it in its folder, as `PAGE.md`. `folder` is the
+    package of its modules, `can` the names of those that it has. `on` is the word after `--on`, with which each form in
+    `places` starts, as listed in the help. `takes_options`: its files accept any sbatch option. `takes_setup`: its own
+    job runs `--setup`, instead of each host. `chooses_hosts`: a user names no hosts. `takes_down` is the flag of
+    `%distributed down` that ends one of its places by name, "" if they end with their notebook.
     """
 
     name: str
@@ -50,13 +50,13 @@ class System:
     takes_down: str = ""
 
     def part(self, name: str) -> Any:
-        """Return the module with one of the things that it can."""
+        """Return the module of one of its capabilities."""
         return importlib.import_module(f"{self.folder}.{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What flags of a line say of nodes: None, or empty, where they say nothing.
+    """Requirements for nodes from the flags of a line: None, or empty, if not given.
 
     `options` are sbatch's, by their long names; `file` is that of `--sky`. `environ` is the notebook's own.
     """
@@ -70,7 +70,7 @@ class Wanted:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of some fields that are given."""
+        """Return the given ones of some fields."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -120,7 +120,7 @@ _OWN = (
 
 @functools.cache
 def systems() -> tuple[System, ...]:
-    """Return all systems: our own, then those that installed packages bring. One that can't be loaded is warned of."""
+    """Return all systems: distmagic's, then those of installed packages. Warns about one that can't be loaded."""
     found = {system.name: system for system in _OWN}
     for entry in metadata.entry_points(group=GROUP):
         try:
@@ -146,12 +146,12 @@ def named(name: str) -> System | None:
 
 
 def places() -> str:
-    """Return all that may stand after `--on`, but for none."""
+    """Return all words allowed after `--on`, except none."""
     return "; ".join(system.places for system in systems() if system.on)
 
 
 def at(place: str) -> System:
-    """Return the system of what follows `--on`: by the word before a colon. Raises `UsageError`."""
+    """Return the system for the text after `--on`, by the word before a colon. Raises `UsageError`."""
     word = place.partition(":")[0]
     for system in systems():
         if system.on and system.on == word:

@@ -1,4 +1,4 @@
-"""Says what goes on before there is a run to be shown: while the cell's own lines run, nothing else moves."""
+"""Shows what happens before a run can be shown: while the cell's own lines run, nothing else is visible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _EVERY_S = 1.0
 def announcing(
     screen: AnnouncingScreen, what: Callable[[], str], in_vain: str
 ) -> Iterator[None]:
-    """Show on `screen` what goes on while the block runs, and for how long; where it raises, `in_vain` in its place.
+    """Show on `screen` what happens during the block, and for how long; if it raises, show `in_vain` instead.
 
-    `what` is called on another thread, now and then.
+    `what` is called on another thread from time to time.
     """
     is_over = threading.Event()
     has_said: list[str] = []

@@ -1,4 +1,4 @@
-"""The live view in a notebook: what a page is sent of a run, how often, and what it asks for."""
+"""The live view in a notebook: what is sent to a page, how often, and the page's requests."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _EARLIER_LINES = 1000  # at most, that a page gets when it asks for earlier ones
 
 
 class Pane:
-    """A part of the view that is made and sent at most every so many seconds and bytes a second.
+    """A part of the view that is made and sent with limits on time and bytes per second.
 
-    And so rarely that making it takes this thread a small share of its time: the curves of a thousand ranks take long.
+    Making it also takes only a small share of this thread's time: the curves of a thousand ranks are slow.
     """
 
     def __init__(self, every_s: float, bytes_per_s: int) -> None:
@@ -46,7 +46,7 @@ class Pane:
     def offer(
         self, now_s: float, make: Callable[[], Mapping[str, object]]
     ) -> dict[str, object]:
-        """Return what `make` returns, by name, as far as it has changed; nothing if it isn't time."""
+        """Return the changed values of `make`, by name; nothing if it isn't time."""
         if now_s < self._next_s:
             return {}
         began_s = time.thread_time()
@@ -66,7 +66,7 @@ class Pane:
 
 
 class Board:
-    """The live view. Raises `ImportError` where there is no anywidget.
+    """The live view. Raises `ImportError` without anywidget.
 
     It sends nothing until a page reports that it shows the view; then `has_page` is true. `answer` runs on another
     thread, all other methods on that of the run's loop.
@@ -75,7 +75,7 @@ class Board:
     def __init__(
         self, make_view: Callable[[str], Any] = widget.make_view, *, view_id: str = ""
     ) -> None:
-        """`view_id` names the place in the page: that of a view which is closed by now is this one's."""
+        """`view_id` names the place in the page: it is reused from a closed view."""
         self.view_id = view_id or secrets.token_hex(8)
         self.has_page = False
         self.is_in_background = False
@@ -105,14 +105,14 @@ class Board:
 
     @property
     def mime_view(self) -> dict[str, object] | None:
-        """What a front end that knows widgets by their own view needs in the output; None for all others."""
+        """The output data for a front end that shows widgets only by its own view; None for all others."""
         if not self._view.shows_itself:
             return None
         model_id = self._view.model_id
         return {"version_major": 2, "version_minor": 0, "model_id": model_id}
 
     def show(self, state: RunState) -> None:
-        """Send what has changed, all of it in one message."""
+        """Send all changes, in one message."""
         self._state = state
         is_main = threading.current_thread() is threading.main_thread()
         self._is_in_foreground = is_main and not self.is_in_background
@@ -126,7 +126,7 @@ class Board:
             self._send(changes)
 
     def finish(self, state: RunState, html: str, text: str) -> None:
-        """Send the last state, and what the document is to keep of it. Of the state itself nothing is kept."""
+        """Send the last state, and the HTML and text that the document keeps. The state itself is not kept."""
         reloaded_pages.leave(self)
         with self._foreground:
             self._is_in_foreground = False
@@ -141,7 +141,7 @@ class Board:
             self.close()
 
     def while_in_foreground(self, act: Callable[[], object]) -> None:
-        """Call `act` if the run is what its cell waits for; the cell does not end meanwhile."""
+        """Call `act` if the cell is waiting for the run; the cell does not end meanwhile."""
         with self._foreground:
             if self._is_in_foreground:
                 act()
@@ -154,7 +154,7 @@ class Board:
         return tuple(found)
 
     def close(self) -> None:
-        """Leave no widget behind."""
+        """Remove the widget."""
         reloaded_pages.leave(self)
         if not self._is_closed:
             self._is_closed = True
@@ -163,7 +163,7 @@ class Board:
     def answer(
         self, op: object, before: object = None, typed: object = None
     ) -> dict[str, object]:
-        """Take a request of a page; "lines" asks for those before a number. Raises `ValueError` for one that is not known."""
+        """Handle a page's request; "lines" asks for lines before a number. Raises `ValueError` for an unknown one."""
         if op == "hello":
             self.has_page = True
             state = self._state
@@ -188,7 +188,7 @@ class Board:
         raise ValueError(f"a live view can't {op!r}")
 
     def _take_message(self, _: object, content: Mapping[str, Any], __: object) -> None:
-        """Take a request that came as an ordinary message of a widget: of a front end without the other channel."""
+        """Handle a request that came as an ordinary widget message, from a front end without the control channel."""
         self.answer(content.get("op"), content.get("before"), content.get("typed"))
 
     def _send(self, changes: Mapping[str, object]) -> None:
@@ -206,13 +206,13 @@ class Board:
 
     @property
     def _has_older_news(self) -> bool:
-        """Whether lines are shown by now that were passed over when they came."""
+        """Whether lines are visible now that were hidden when they came."""
         return self._kept.shows_torchrun and not self._has_sent_torchrun
 
     def _log_of(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
     ) -> dict[str, object]:
-        """Return the last lines; `again` if they are to replace all that a page has."""
+        """Return the last lines; `again` if they replace all lines of a page."""
         again = self._has_older_news
         self._has_sent_torchrun = self._kept.shows_torchrun
         if again:
@@ -222,7 +222,7 @@ class Board:
     def _lines(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
     ) -> dict[str, object]:
-        """Return the last `count` lines, as far as they are kept and there is room, and the unfinished ones."""
+        """Return the last `count` lines, as far as they are kept and fit, and the incomplete ones."""
         return {
             **self._kept.last(count, room_bytes),
             "open": render.open_lines(state),

@@ -1,6 +1,6 @@
-"""The runs of one cell that come one after the other, as in a loop over learning rates: they share one output.
+"""Consecutive runs of one cell, as in a loop over learning rates: they share one output.
 
-It has a table with a row for each run that is over, and below it the view of the run that goes on, or was the last.
+It has a table with a row for each finished run, and below it the view of the current or last run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class CellRuns:
-    """What the output of one execution of a cell has had so far.
+    """The content of the output of one execution of a cell.
 
-    `display_id` names the output, `view_id` its live views: of these there is one at a time, `board`, also when its run
-    is over. `is_busy`: a run goes on; another one that begins meanwhile has an output of its own.
+    `display_id` names the output, `view_id` its live views. There is one view at a time, `board`, also after its run.
+    `is_busy`: a run is active; another run that starts meanwhile has its own output.
     """
 
     def __init__(self, execution: object) -> None:
@@ -34,14 +34,14 @@ class CellRuns:
         self._over: list[RunSummary] = []
 
     def add(self, state: RunState) -> None:
-        """Note a run that is over."""
+        """Record a finished run."""
         self.is_busy = False
         self._over.append(summary(state))
 
     def table(self, *, is_over: bool) -> tuple[str, str]:
         """Return the table as HTML and as text; "" and "" while there is nothing to compare.
 
-        `is_over`: so is the run whose view stands below it. A single one needs no table.
+        `is_over`: the run of the view below has ended too. A single run needs no table.
         """
         if len(self._over) <= is_over:
             return "", ""
@@ -52,7 +52,7 @@ _last: CellRuns | None = None
 
 
 def begin() -> CellRuns:
-    """Return the runs of the cell that is executed now, of which one more begins."""
+    """Return the runs of the current cell, in which one more starts."""
     global _last  # noqa: PLW0603  # a kernel executes one cell at a time
     execution = _execution()
     last = _last
@@ -63,7 +63,7 @@ def begin() -> CellRuns:
 
 
 def _execution() -> object:
-    """Return a key of this execution of a cell that no other one has, None outside of a notebook."""
+    """Return a unique key of this execution of a cell, None outside of a notebook."""
     number = cell_number()
     ipython = sys.modules.get("IPython")
     parent = getattr(ipython and ipython.get_ipython(), "get_parent", None)

@@ -1,4 +1,4 @@
-"""A screen that shows each state with a change: the variable that has the run, the words of a terminal."""
+"""A screen that changes each state before it is shown: adds the run's variable, or rewords texts for a terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from distmagic.state.model import RunState
 
 
 class ChangedScreen:
-    """Shows what `change` makes of each state on another screen."""
+    """Shows the result of `change` for each state on another screen."""
 
     def __init__(self, inner: Screen, change: Callable[[RunState], RunState]) -> None:
         self._inner = inner
         self._change = change
 
     def announce(self, text: str) -> None:
-        """Show nothing: what comes before a run is not changed."""
+        """Show nothing: messages before a run are not changed."""
 
     def show(self, state: RunState) -> None:
         """Show a state."""

@@ -1,4 +1,4 @@
-"""Chooses the screen that fits the place in which this process runs."""
+"""Chooses the screen for the environment of this process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from distmagic.screens.terminal import TerminalScreen
 def screen_for(
     shell: object = None, *, in_background: bool = False
 ) -> AnnouncingScreen:
-    """Return the screen that fits: `shell` is IPython's, None outside of it or where it isn't known.
+    """Return the screen for this environment: `shell` is IPython's, None outside of it or if unknown.
 
-    A run in the background writes nothing between what others write: its lines would stand in some other cell.
+    A background run prints nothing during the run: its lines would appear in some other cell.
     """
     ipython = sys.modules.get("IPython")
     if shell is None and ipython is not None:

@@ -1,4 +1,4 @@
-"""The lines of output that a kernel keeps for the pages of a live view, which show the last thousand and ask for earlier ones."""
+"""Lines of output that a kernel keeps for live views: a page shows the last thousand and can request earlier ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_BYTES = 200_000  # of one answer
 
 
 class KeptLines:
-    """The last lines of one run. They are numbered from 0, from the beginning of the run.
+    """The last lines of one run, numbered from 0 at the start of the run.
 
-    `add` is called on the thread of the run's loop, `last` and `before` on any.
+    The thread of the run's loop calls `add`; any thread may call `last` and `before`.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class KeptLines:
         self._lock = threading.Lock()
 
     def add(self, state: RunState) -> None:
-        """Keep the lines that are new in this state; the oldest ones go."""
+        """Keep the new lines of this state; drop the oldest ones."""
         first = state.lines_seen - len(state.lines)
         new = state.lines[max(0, self._next - first) :]
         with self._lock:
@@ -44,18 +44,18 @@ class KeptLines:
                 self._chars -= len(oldest.text)
 
     def last(self, count: int, room_bytes: int = MOST_BYTES) -> dict[str, Any]:
-        """Return the last `count` lines as `before` does, and in `total` how many there were ever."""
+        """Return the last `count` lines as `before` does, with the number of all lines so far in `total`."""
         total = self._next
         return {**self.before(total, count, room_bytes), "total": total}
 
     def before(
         self, end: int, count: int, room_bytes: int = MOST_BYTES
     ) -> dict[str, Any]:
-        """Return the lines before number `end`: at most `count`, and no more than there is room for.
+        """Return the lines before number `end`: at most `count`, and at most `room_bytes`.
 
-        `first` is the number from which on all that is kept is among `lines`, `end` itself where nothing before it is
-        kept. A line has number, rank and HTML. Where lines came faster than they could be kept stands the first number
-        that is missing, None, and the first that is there again.
+        `first` is the number from which all kept lines are in `lines`, or `end` if no earlier line is kept. A line has
+        number, rank and HTML. A gap, where lines came too fast to be kept, is an entry with the first missing number,
+        None, and the first number after it.
         """
         with self._lock:
             kept = [entry for entry in self._lines if entry[0] < end]

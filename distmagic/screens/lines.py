@@ -1,4 +1,4 @@
-"""What terminal and log have in common: the lines of output that are new, and writing to a stream."""
+"""Code that terminal and log share: new lines of output, and writing to a stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x
 
 
 def without_colours(line: OutputLine | str) -> str:
-    """Return a line with its rank before it, and nothing in it that a terminal obeys."""
+    """Return a line with its rank as a prefix, without terminal control sequences."""
     if isinstance(line, str):
         return line
     return f"{render.label(line)} {render.plain(line.text)}"
 
 
 class Questions:
-    """Asks the user for the lines that ranks wait for, one after the other: one line a prompt.
+    """Asks the user for input lines for ranks, one after the other: one line for each prompt.
 
-    `read` takes the question and returns what was typed; None: nothing yet, "" without a newline: the end of all.
+    `read` takes the question and returns the typed text; None: nothing yet, "" without a newline: the end of input.
     """
 
     def __init__(self, read: Callable[[str], str | None]) -> None:
@@ -53,7 +53,7 @@ class Questions:
 
 
 class LineScreen:
-    """What a terminal and a log have in common: a user types lines for ranks at the process's own terminal."""
+    """Base class of terminal and log: the user types input for ranks at the process's own terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -62,10 +62,10 @@ class LineScreen:
         self._questions = Questions(line_of_terminal)
 
     def announce(self, text: str) -> None:
-        """Do nothing: what comes before a run prints for itself here."""
+        """Do nothing: before a run, other code prints its own messages."""
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return the line that the user has typed for a rank; else an interrupt is all that a user can do here."""
+        """Return the user's input line for a rank; interrupts are the only other request on this screen."""
         return self._questions.typed(self._state)
 
     def can_type(self) -> bool:
@@ -73,7 +73,7 @@ class LineScreen:
         return is_terminal()
 
     def _new_lines(self, state: RunState) -> list[OutputLine | str]:
-        """Return the lines of output that have come since the last call; a text stands for those not kept."""
+        """Return the lines of output since the last call; a text replaces those not kept."""
         fresh = max(0, state.lines_seen - self._seen)
         self._seen = state.lines_seen
         kept = state.lines[-fresh:] if fresh else ()
@@ -86,19 +86,19 @@ class LineScreen:
 
 
 def is_terminal() -> bool:
-    """Whether somebody may type at this process's standard input."""
+    """Whether standard input is a terminal."""
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
 def line_of_terminal(_: str) -> str | None:
-    """Return a line that was typed at this process's own terminal, None where there is none yet."""
+    """Return a line typed at this process's own terminal, None if there is none yet."""
     if not is_terminal() or not select.select([sys.stdin], [], [], 0)[0]:
         return None
     return os.read(sys.stdin.fileno(), 4096).decode(errors="replace")
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write all at once, in characters that the stream can take."""
+    """Write everything at once, in characters that the stream can encode."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

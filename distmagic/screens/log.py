@@ -1,4 +1,4 @@
-"""Plain lines, for a pipe, a file, a terminal that understands nothing else, or a run in its background."""
+"""Plain lines, for a pipe, a file, a simple terminal, or a background run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG_EVERY_S = 30.0
 
 
 class LogScreen(LineScreen):
-    """Lines only: output as it comes, what happens to the run, now and then how far it is, in the end the table."""
+    """Plain lines: output as it arrives, changes of the run, progress from time to time, and the table at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -43,7 +43,7 @@ class LogScreen(LineScreen):
 
 
 class NoScreen:
-    """Nothing at all: for a run of which something else is shown."""
+    """Shows nothing: for a run whose content is shown in another way."""
 
     def announce(self, text: str) -> None:
         """Show nothing."""
@@ -59,13 +59,13 @@ class NoScreen:
         return ()
 
     def can_type(self) -> bool:
-        """Nobody can."""
+        """Return False."""
         return False
 
 
 class QuietScreen(NoScreen):
-    """Nothing while a run goes on, in the end its table: for a run in the background of a terminal or a script."""
+    """Shows only the table at the end: for a background run in a terminal or a script."""
 
     def finish(self, state: RunState) -> None:
-        """Print the table, to where Python prints at that moment: IPython's prompt has its own place for it."""
+        """Print the table to the current stdout, because IPython's prompt redirects it."""
         write(sys.stdout, f"{render.text(state, lines=0)}\n")

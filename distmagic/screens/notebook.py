@@ -1,4 +1,4 @@
-"""One output of a notebook's cell: text and HTML that need no kernel, and in a page the live view in its place."""
+"""One output of a notebook's cell: text and HTML that need no kernel, replaced by the live view in an open page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ended: deque[Board] = deque()
 
 
 def _ask(question: str) -> str:
-    """Ask by the kernel's own input, and wait for the answer."""
+    """Ask by the kernel's input function, and wait for the answer."""
     try:
         return f"{input(question)}\n"
     except EOFError:
@@ -50,10 +50,10 @@ def _board(view_id: str) -> Board:
 
 
 class NotebookScreen:
-    """One output of a cell. In a page the live view takes its place, while the run goes on and when it is over.
+    """One output of a cell. In a page the live view replaces it, during the run and after it.
 
-    Runs that come one after the other in one cell share it: see cell_runs.py.
-    The saved output names no widget: a page that is loaded anew shows it at once, with or without a kernel.
+    Consecutive runs of one cell share it: see cell_runs.py. The saved output refers to no widget: a reloaded page shows
+    it at once, with or without a kernel.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class NotebookScreen:
         *,
         in_background: bool = False,
     ) -> None:
-        """Of a run in the background there are no lines for a log, and it shares its output with no other."""
+        """A background run has no lines for a log, and shares its output with no other run."""
         self._make_board = make_board
         self._in_background = in_background
         self._cell = CellRuns(None)
@@ -78,13 +78,13 @@ class NotebookScreen:
         self._questions = Questions(_ask)
 
     def announce(self, text: str) -> None:
-        """Show a few words in the output of the run."""
+        """Show a short text in the output of the run."""
         self._begin_cell()
         html = self._until_view(render.announcement(text))
         self._display({"text/plain": text, "text/html": html})
 
     def show(self, state: RunState) -> None:
-        """Show a state; the first one makes the output."""
+        """Show a state; the first one creates the output."""
         self._state = state
         if not self._is_open:
             self._is_open = True
@@ -121,7 +121,7 @@ class NotebookScreen:
             _ended.popleft().close()
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for in the live view, or typed for a rank where no view can take it."""
+        """Return the user's requests in the live view, and input for a rank if no view can take it."""
         board, state = self._board, self._state
         asked = () if board is None else board.requests()
         if self._in_background or state is None or self._has_page_to_type_in(state):
@@ -129,12 +129,12 @@ class NotebookScreen:
         return (*asked, *self._questions.typed(state))
 
     def can_type(self) -> bool:
-        """Whether the front end says that somebody is there; in the background only a live view takes a line."""
+        """Whether the front end accepts input; in the background only a live view does."""
         has_view = importlib.util.find_spec("anywidget") is not None
         return asker_of().can_ask and (has_view or not self._in_background)
 
     def _has_page_to_type_in(self, state: RunState) -> bool:
-        """Whether a page takes lines while the cell runs, or may yet say so."""
+        """Whether a page accepts input while the cell runs, or may do so soon."""
         board = self._board
         if board is None or board.mime_view:
             return False
@@ -145,7 +145,7 @@ class NotebookScreen:
         return self._board is not None and self._board.has_page
 
     def _tell(self, state: RunState) -> None:
-        """Print how the run is, and what has gone wrong since the last line."""
+        """Print the state of the run, and new errors since the last line."""
         headline = render.headline(state)
         news = [
             line for line in render.milestones(self._told, state) if line != headline
@@ -154,7 +154,7 @@ class NotebookScreen:
         self._told = state
 
     def _begin_cell(self) -> None:
-        """Find out which output is the run's: that of earlier runs of this cell, or a new one."""
+        """Choose the run's output: that of earlier runs of this cell, or a new one."""
         if not (self._in_background or self._has_cell):
             self._cell = cell_runs.begin()
         self._has_cell = True
@@ -205,14 +205,14 @@ class NotebookScreen:
         return html, text
 
     def _until_view(self, html: str) -> str:
-        """Return HTML that is not seen any more once there is a live view.
+        """Return HTML that is hidden once there is a live view.
 
-        An output inside another widget, one of ipywidgets' `Output`, is never renewed: the page hides it there.
+        An output inside another widget (ipywidgets' `Output`) is never updated: the page hides it there.
         """
         return f'<div class="dm-before-{self._cell.view_id}">{html}</div>'
 
     def _display(self, data: Mapping[str, object]) -> None:
-        """Make the output, or replace it."""
+        """Create the output, or replace it."""
         from IPython.display import display
 
         is_new = not self._cell.display_id

@@ -1,7 +1,7 @@
-"""Answers what a page asks while a cell runs: over the kernel's control channel, which a busy kernel reads too.
+"""Answers a page's requests while a cell runs, over the kernel's control channel, which a busy kernel also reads.
 
-An ordinary message of a widget waits until the cell has ended. The control channel has a thread of its own, on which
-`answer` is called: it may only look at what never changes, and put something into a queue.
+An ordinary widget message waits until the cell has ended. The control channel has its own thread, which calls `answer`:
+it may only read immutable values, and add to a queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _views: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def serve(view_id: str, view: Any) -> None:
-    """Have the requests for this view answered, as long as it lives. Some kernels have no such channel."""
+    """Answer requests for this view as long as it lives. Some kernels have no such channel."""
     from IPython import get_ipython
 
     _views[view_id] = view
@@ -30,7 +30,7 @@ def serve(view_id: str, view: Any) -> None:
 
 
 def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
-    """Answer one message. Without a reply the page would wait for ever, so there is one in any case."""
+    """Answer one message. There is always a reply, because otherwise the page would wait forever."""
     try:
         content = {"status": "ok", **answered(parent["content"])}
     except Exception as error:  # noqa: BLE001  # whatever it is, the page is told
@@ -47,7 +47,7 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
 
 
 def tell_busy(kernel: Any) -> None:
-    """Say that a cell goes on, if one does that a view is of: pages take the last status for that of the kernel."""
+    """Report a busy kernel if the cell of a view still runs: pages take the last status for the kernel's."""
     content = {"execution_state": "busy"}
 
     def tell() -> None:
@@ -59,7 +59,7 @@ def tell_busy(kernel: Any) -> None:
 
 
 def answered(content: Mapping[str, Any]) -> dict[str, object]:
-    """Return the answer of the view that is meant. Raises `ValueError` where it is gone."""
+    """Return the answer of the addressed view. Raises `ValueError` if it is gone."""
     view = _views.get(str(content.get("view")))
     if view is None:
         raise ValueError("this view is gone")

@@ -1,10 +1,9 @@
-"""A page that is reloaded while a cell runs gets its live view back at once.
+"""Restores the live view at once in a page that is reloaded while a cell runs.
 
-Such a page asks the kernel who it is, which comms it has, and for the state of all widgets; where that takes it longer
-than some seconds, for the state of each of them. The kernel reads these requests while it is busy, but answers after
-the cell. As long as a live view goes on they are answered here, on the thread that reads them. That thread is private to
-ipykernel, from version 7 on: where it is not as expected nothing is changed, and such a page shows what was saved until
-the cell has ended.
+Such a page asks the kernel for its info, its comms, and the state of all widgets; after some seconds, for the state of
+each widget. A busy kernel reads these requests, but answers after the cell. During a live view this module answers
+them, on the thread that reads them. That thread is private to ipykernel, since version 7: if it is not as expected,
+nothing is changed, and such a page shows its saved state until the cell has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
 
 
 def serve(view: object) -> None:
-    """Answer pages that are reloaded, until `leave` is called for this view or it is gone."""
+    """Answer reloaded pages, until `leave` is called for this view or it is gone."""
     from IPython import get_ipython
 
     _live.add(view)
@@ -46,7 +45,7 @@ def leave(view: object) -> None:
 
 
 def cell_id() -> str:
-    """Return the front end's own name of the cell that runs, "" where it gives none."""
+    """Return the front end's ID of the running cell, "" if it has none."""
     from IPython import get_ipython
 
     kernel: Any = getattr(get_ipython(), "kernel", None)
@@ -57,7 +56,7 @@ def cell_id() -> str:
 
 
 class Pages:
-    """Stands between the socket of a kernel's shell channel and the kernel."""
+    """Intercepts messages between the socket of a kernel's shell channel and the kernel."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -65,7 +64,7 @@ class Pages:
         self._control_comms: set[str] = set()
 
     async def receive(self, frames: list[Any]) -> None:
-        """Answer a message if it is such a request and a view goes on; pass it on to the kernel if not."""
+        """Answer such a request during a live view; pass all other messages to the kernel."""
         try:
             request = self._request(frames) if _live else None
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the kernel has its own words for that
@@ -76,7 +75,7 @@ class Pages:
             await self._answer(*request)
 
     def _request(self, frames: list[Any]) -> tuple[Any, Mapping[str, Any]] | None:
-        """Return the sender and the message that is to be answered here; None for all others, whose content is not read."""
+        """Return sender and message of a request to answer; None for all others, whose content is not read."""
         session = self._kernel.session
         ident, parts = session.feed_identities(frames, copy=False)
         head = session.deserialize(parts, content=False, copy=False)
@@ -107,7 +106,7 @@ class Pages:
             page_requests.tell_busy(kernel)
 
     def _tell(self, status: str, message: Mapping[str, Any]) -> None:
-        """Say that a message is being answered, or has been: a page waits for both."""
+        """Send the kernel status before and after the answer: a page waits for both."""
         kernel = self._kernel
         content = {"execution_state": status}
         kernel.session.send(kernel.iopub_socket, "status", content, parent=message)

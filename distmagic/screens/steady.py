@@ -1,4 +1,4 @@
-"""A screen that fails does not end the run that it shows."""
+"""A screen whose failure does not end the run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class SteadyScreen:
-    """Shows a run on another screen; after that one's first failure there is no live view, and stderr says so."""
+    """Shows a run on another screen; after that screen's first failure the live view ends, with a message on stderr."""
 
     def __init__(self, inner: AnnouncingScreen) -> None:
         self._inner = inner
         self._is_broken = False
 
     def announce(self, text: str) -> None:
-        """Show a few words before the run."""
+        """Show a short text before the run."""
         if not self._is_broken:
             self._try(self._inner.announce, text)
 
@@ -58,7 +58,7 @@ class SteadyScreen:
 
 
 def _write_if_possible(text: str) -> None:
-    """Write to stderr, else to the process's own: a kernel's stderr breaks with the very socket that broke the screen."""
+    """Write to stderr, or else to the process's own: a kernel's stderr breaks with the same socket as the screen."""
     try:
         write(sys.stderr, text)
     except Exception:  # noqa: BLE001 - a kernel's stream raises errors of its messaging library

@@ -1,4 +1,4 @@
-"""A terminal: output of the ranks scrolls by, and a few lines below it say how the run is."""
+"""A terminal: output of the ranks scrolls, and a few lines below it show the run's state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TORCHRUN_COLOUR = 90
 
 
 class TerminalScreen(LineScreen):
-    """Output of the ranks as it comes, and below it a few lines that are drawn again and again.
+    """Output of the ranks as it arrives, and below it a few lines that are redrawn.
 
     `size` returns the size of the window, which the user may change meanwhile.
     """
@@ -30,7 +30,7 @@ class TerminalScreen(LineScreen):
         self._status: tuple[str, ...] = ()
 
     def show(self, state: RunState) -> None:
-        """Print new lines, and draw the status again where it changed; in its place the question of a rank that waits."""
+        """Print new lines, and redraw the status, or the question of a rank that waits for input, if changed."""
         asks_anew = self._state is None or state.paused != self._state.paused
         self._state = state
         status: tuple[str, ...]
@@ -47,7 +47,7 @@ class TerminalScreen(LineScreen):
             self._status = status
 
     def finish(self, state: RunState) -> None:
-        """Print the last lines and the final table in place of the status."""
+        """Replace the status by the last lines and the final table."""
         table = render.text(state, width=self._width(), lines=0)
         output = "".join(f"{line}\n" for line in [*self._written(state), table])
         write(self._stream, self._erased() + output)
@@ -59,7 +59,7 @@ class TerminalScreen(LineScreen):
         return max(20, columns - 1)
 
     def _erased(self) -> str:
-        """Return what takes the status away, also where the window has become narrower since."""
+        """Return the characters that erase the status, even if the window has become narrower."""
         if not self._status:
             return ""
         columns, _ = self._size()
@@ -72,7 +72,7 @@ class TerminalScreen(LineScreen):
         return f"\r{to_first_row}\x1b[J"
 
     def _written(self, state: RunState) -> list[str]:
-        """Return the lines that are new, as they are written here."""
+        """Return the new lines as this screen prints them."""
         found = []
         for line in self._new_lines(state):
             if isinstance(line, str) or not self._colours:

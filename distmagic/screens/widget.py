@@ -1,7 +1,7 @@
-"""The widget that carries the live view into a page. The only module that knows anywidget.
+"""The widget of the live view in a page. The only module that uses anywidget.
 
-Its script is the modules in `page/`, plain ES modules that a browser takes as they are. A widget has one script, so they
-are put one after the other here; what they import from each other then stands above them.
+Its script consists of the plain ES modules in `page/`. A widget has only one script, so this module concatenates them,
+imported modules first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODULES = (
 
 @cache
 def script() -> str:
-    """Return the modules of the page as one."""
+    """Return all modules of the page as one script."""
     return "\n".join(_without_imports(name) for name in _MODULES)
 
 
@@ -48,13 +48,13 @@ def _without_imports(name: str) -> str:
 
 
 def looks() -> str:
-    """Return the style sheet of the live view: that of all pages, and that of what can be clicked."""
+    """Return the style sheet of the live view: that of all pages, and that of buttons."""
     sheet = render.style().removeprefix("<style>").removesuffix("</style>")
     return sheet + (_PAGE / "controls.css").read_text(encoding="utf-8")
 
 
 def shows_itself() -> bool:
-    """Whether this notebook's front end knows a widget only by its own view: VS Code and Colab."""
+    """Whether this front end shows widgets only by its own view: VS Code and Colab."""
     return "VSCODE_PID" in os.environ or "google.colab" in sys.modules
 
 
@@ -64,7 +64,10 @@ def _kind() -> Any:
     from traitlets import Bool, Dict, List, Unicode
 
     class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
-        """What a page is told of one run. `is_cleared`: its output was taken out of the notebook. `head`, `table`, `ranks` and `pictures` are HTML, `log` are lines that are new."""
+        """The data of one run for a page. `is_cleared`: its output was removed from the notebook.
+
+        `head`, `table`, `ranks` and `pictures` are HTML, `log` are new lines.
+        """
 
         _esm = Unicode().tag(sync=True)
         looks = Unicode().tag(sync=True)
@@ -97,7 +100,7 @@ def make_view(view_id: str) -> Any:
 
 
 def close(view: Any) -> None:
-    """Leave no widget behind, and nothing in what a notebook might keep of one."""
+    """Remove a widget, and its data from everything that a notebook might keep."""
     with view.hold_sync():
         for name in ("_esm", "looks", "head", "table", "ranks", "pictures"):
             setattr(view, name, "")

@@ -1,4 +1,4 @@
-"""The points of a run that a tracker has not got yet. Pure."""
+"""The points of a run that were not sent to a tracker yet. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from distmagic.state.series import Series
 class TrackedPoint:
     """One value of a metric of a rank.
 
-    step: that of the rank, counted on where it begins anew with each epoch; the number of the point where it has none
-    unix_s: when the rank reported it, in seconds since the epoch, by the notebook's clock
+    step: the rank's step, counted on across epochs; the number of the point if it has none unix_s: when the rank
+    reported it, in seconds since the epoch, by the notebook's clock
     """
 
     rank: int
@@ -32,9 +32,9 @@ class Unsent:
         self._before: dict[tuple[int, str], Series] = {}
 
     def take(self, state: RunState) -> list[TrackedPoint]:
-        """Return the points that have come since the last call, in order of rank and metric.
+        """Return the points since the last call, ordered by rank and metric.
 
-        Where a series was thinned out since then, those of the new points that are left.
+        If a series was thinned since then, only the remaining new points.
         """
         found = []
         for rank, table in sorted(state.series.items()):

@@ -1,4 +1,4 @@
-"""A screen beside which a run is written to an experiment tracker. A tracker that fails does not end the run."""
+"""A screen that also writes the run to an experiment tracker. A failing tracker does not end the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distmagic.tracking.writers import Writer, writer_for
 
 
 class TrackedScreen:
-    """Shows a run on another screen, and writes its points to a tracker, by the name that `--track` has for it."""
+    """Shows a run on another screen, and writes its points to the tracker named by `--track`."""
 
     def __init__(self, inner: Screen, tracker: str) -> None:
         self._inner = inner
@@ -24,12 +24,12 @@ class TrackedScreen:
         """Show nothing: there is no run yet."""
 
     def show(self, state: RunState) -> None:
-        """Show a state, and write what is new in it."""
+        """Show a state, and write its new points."""
         self._inner.show(state)
         self._write(state, is_last=False)
 
     def finish(self, state: RunState) -> None:
-        """Show the last state, and write the rest."""
+        """Show the last state, and write the remaining points."""
         self._inner.finish(state)
         self._write(state, is_last=True)
 

@@ -1,4 +1,4 @@
-"""Writes points by a tracker's own package. It is imported when the first point has come, and only here."""
+"""Writes points by a tracker's own package, which only this module imports, when the first point has come."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MOST_AT_ONCE = 1000  # metrics that MLflow takes in one request
 
 
 class Writer(Protocol):
-    """Where the points of one run go. All methods raise what the tracker's package raises."""
+    """The destination of one run's points. All methods raise the errors of the tracker's package."""
 
     def write(self, points: Iterable[TrackedPoint]) -> None:
         """Write points."""
 
     def close(self) -> None:
-        """Write what is left. Nothing may be written any more."""
+        """Write the rest. No call may follow."""
 
 
 class TensorBoard:
-    """A folder of event files for each rank, so that TensorBoard draws the ranks as lines of one chart."""
+    """A folder of event files for each rank, so that TensorBoard draws ranks as lines of one chart."""
 
     def __init__(self, state: RunState, folder: Path) -> None:
         self._make = import_module("torch.utils.tensorboard").SummaryWriter
@@ -58,7 +58,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases. Its project, its server and its key are those of the notebook's environment."""
+    """A Weights & Biases run. Its project, server and key come from the notebook's environment."""
 
     def __init__(self, state: RunState) -> None:
         self._run = import_module("wandb").init(
@@ -67,7 +67,7 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, points: Iterable[TrackedPoint]) -> None:
-        """Log points, those of one step together."""
+        """Log points; those of one step together."""
         by_step: dict[int, dict[str, float]] = {}
         for point in points:
             by_step.setdefault(point.step, {})[_key(point)] = point.value
@@ -80,7 +80,7 @@ class Wandb:
 
 
 class MLflow:
-    """A run of MLflow. Its server and its experiment are those of the notebook's environment."""
+    """An MLflow run. Its server and experiment come from the notebook's environment."""
 
     def __init__(self, state: RunState) -> None:
         self._mlflow = import_module("mlflow")
@@ -107,7 +107,7 @@ class MLflow:
             self._client.log_batch(self._run_id, metrics=some)
 
     def close(self) -> None:
-        """Let the run be over."""
+        """End the run."""
         self._client.set_terminated(self._run_id)
 
 
@@ -116,7 +116,7 @@ def _key(point: TrackedPoint) -> str:
 
 
 def writer_for(tracker: str, state: RunState) -> Writer:
-    """Return the writer of a run for a tracker, by the name that `--track` has for it."""
+    """Return the writer of a run for the tracker named by `--track`."""
     if tracker == "wandb":
         return Wandb(state)
     if tracker == "mlflow":
@@ -130,7 +130,7 @@ def _arguments(state: RunState) -> dict[str, object]:
 
 
 def _value(text: str) -> object:
-    """Return an argument as a number, a truth value or a text, which all trackers take."""
+    """Return an argument as a number, a bool or a text, which all trackers accept."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

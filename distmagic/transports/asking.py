@@ -1,7 +1,7 @@
 """Questions to the user: passphrases of keys, passwords, one-time passwords. One question at a time.
 
-Every line of a prompt begins with the host that asks: "gpu-a: Verification code: ". A passphrase is asked for once per
-key file and kernel, and kept in this process's memory only; passwords and one-time passwords are never kept.
+Every line of a prompt starts with the host: "gpu-a: Verification code: ". The user enters a passphrase once per key
+file and kernel; it is only kept in this process's memory. Passwords and one-time passwords are never kept.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Asker(Protocol):
     """A way to ask the user. Called from any thread, never from two at once."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:
-        """Return the answer, blocking until it is there; `secret`: don't show what is typed.
+        """Return the answer, blocking until it is there; `secret`: don't echo the input.
 
-        Raises `AuthenticationError` when nobody can answer.
+        Raises `AuthenticationError` if no user can answer.
         """
 
 
 class NoAsker:
-    """Of a headless run: there is no user to ask."""
+    """An asker for headless runs, which have no user."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:  # noqa: ARG002 - the signature of all askers
-        """Raise `AuthenticationError` that says what was asked and by which host."""
+        """Raise `AuthenticationError` with the question and the host."""
         host, _, question = prompt.partition(": ")
         raise AuthenticationError(
             host,
@@ -45,7 +45,7 @@ class NoAsker:
 
 
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
-    """Ask one question for `host`, after all questions of other threads. Raises what `asker` raises."""
+    """Ask one question for `host`, after all questions of other threads. Raises the errors of `asker`."""
     with _one_at_a_time:
         # The server chose the words. Each of their lines begins with its name: none looks like another host's question.
         words = sanitize.lines(question)[:_QUESTION_CHARS].strip() or "Answer:"
@@ -56,9 +56,9 @@ def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
 def unlock(
     asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]
 ) -> Key | None:
-    """Return `load(passphrase)` for the first passphrase that fits; `load` returns None for a wrong one.
+    """Return `load(passphrase)` for the first correct passphrase; `load` returns None for a wrong one.
 
-    A passphrase that was right is used again without asking. None after `ATTEMPTS` wrong answers.
+    A correct passphrase is reused without asking. None after `ATTEMPTS` wrong answers.
     """
     with _one_at_a_time:
         kept = _passphrases.get(key_file)

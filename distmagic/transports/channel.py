@@ -1,4 +1,4 @@
-"""A TLS connection that is used in one direction: after its first message only one end speaks.
+"""A TLS connection that is used in one direction: after its first message only one end sends.
 
 One direction needs one thread at each end: Python's TLS sockets may not be read and written at the same time.
 """
@@ -29,7 +29,7 @@ _TCP_OPTIONS = (
 
 
 class Channel:
-    """One connection. `close`, from any thread, ends what another thread waits for."""
+    """One connection. `close`, from any thread, makes a blocked call of another thread return."""
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         self._tls = tls
@@ -44,14 +44,17 @@ class Channel:
             self._raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def tell(self, **words: Any) -> None:
-        """Send a message. Raises OSError when the other end is gone, ValueError for one that it would not take."""
+        """Send a message. Raises OSError if the other end is gone, ValueError for one that it would reject."""
         data = json.dumps(words).encode()
         if len(data) > LONGEST:
             raise ValueError(f"a message of {len(data)} bytes is too long")
         self.send(_MESSAGE, data)
 
     def hear(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Return the next message; None at the end of the connection. Raises OSError, and ValueError for what is none."""
+        """Return the next message; None at the end of the connection.
+
+        Raises OSError, and ValueError for an invalid one.
+        """
         kind, data = self.receive(timeout_s)
         if kind != _MESSAGE:
             return None
@@ -59,14 +62,14 @@ class Channel:
         return found
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Send bytes of one kind, a letter, in pieces. Raises OSError when the other end is gone."""
+        """Send bytes of one kind, a letter, in pieces. Raises OSError if the other end is gone."""
         with self._using:
             for start in range(0, len(data) or 1, LONGEST):
                 piece = data[start : start + LONGEST]
                 self._tls.sendall(_HEAD.pack(kind, len(piece)) + piece)
 
     def receive(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
-        """Return (kind, bytes) of what was sent next, (b"", b"") at the end of the connection. Raises OSError."""
+        """Return (kind, bytes) of the next data, (b"", b"") at the end of the connection. Raises OSError."""
         with self._using:
             if self._is_closed:
                 return b"", b""
@@ -89,7 +92,7 @@ class Channel:
         return bytes(data)
 
     def close(self) -> None:
-        """Hang up. What was sent still arrives. Safe to call twice."""
+        """Close the connection. Data already sent still arrives. Safe to call twice."""
         with self._closing:
             if self._is_closed:
                 return

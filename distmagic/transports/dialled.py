@@ -1,7 +1,8 @@
-"""Nodes that have dialled this one: each process there has two connections, which its node makes when it is asked to.
+"""Transport to nodes that have connected to this one. Each process has two connections, which its node makes on
+request.
 
-stdin    this end speaks:   "i" with bytes, "e": end of file
-stdout   the node speaks:   "o" with bytes, "e": end of file; then "s" with the last of stderr, "x" with the exit code
+stdin    this end sends:    "i" with bytes, "e": end of file
+stdout   the node sends:    "o" with bytes, "e": end of file; then "s" with the end of stderr, "x" with the exit code
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Begin = Callable[[tuple[str, ...]], tuple[Channel, Channel]]
 
 
 class DialledProcess:
-    """A process on node `name`, seen through its two connections."""
+    """A process on node `name`, used through its two connections."""
 
     def __init__(self, name: str, stdin: Channel, stdout: Channel) -> None:
         self._name = name
@@ -37,7 +38,7 @@ class DialledProcess:
         threads.begin(f"dialled-{name}", self._receive)
 
     def _receive(self) -> None:
-        """Take in what the node says until it has said all."""
+        """Receive the node's data until its end."""
         try:
             while True:
                 kind, data = self._stdout.receive()
@@ -92,7 +93,7 @@ class DialledProcess:
             return data
 
     def stderr(self) -> str:
-        """Return the last of what it wrote to stderr, once it has ended; "" before that."""
+        """Return the end of its stderr after it has ended; "" before that."""
         return self._tail.text()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -106,7 +107,7 @@ class DialledProcess:
             self._stdin.send(END)
 
     def close(self) -> None:
-        """Let go of the connections; a blocked read or write ends. The process goes on if it wants to."""
+        """Close the connections; a blocked read or write returns. The process may run on."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -115,7 +116,7 @@ class DialledProcess:
 
 
 class DialledTransport:
-    """Starts processes on one node that has dialled this one; `begin` has the node make the connections of one."""
+    """Starts processes on a node that has connected to this one; `begin` requests the connections of a process."""
 
     warnings: tuple[str, ...] = ()
 
@@ -124,18 +125,18 @@ class DialledTransport:
         self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> DialledProcess:
-        """Start `argv` there. Raises `Unreachable` where the node doesn't answer."""
+        """Start `argv` on the node. Raises `Unreachable` if it doesn't answer."""
         process = DialledProcess(self._name, *self._begin(argv))
         self._processes.add(process)
         return process
 
     def close(self) -> None:
-        """Let go of all processes. The node stays."""
+        """Close the connections of all processes. The node stays connected."""
         self._processes.close()
 
 
 def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
-    """On the node: carry a process's pipes over its two connections, and return when it has ended and all is said."""
+    """On the node: forward a process's pipes over its two connections, and return when it has ended and all is sent."""
     feeding = threads.begin("feed", _feed, process, stdin)
     try:
         while data := process.read():
@@ -154,7 +155,7 @@ def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
 
 
 def _feed(process: Process, stdin: Channel) -> None:
-    """Carry what comes to the process's stdin; its end of file is that of the connection, too."""
+    """Forward data to the process's stdin, up to the end of file."""
     with contextlib.suppress(OSError, ConnectionLost):
         while True:
             kind, data = stdin.receive()

@@ -1,4 +1,4 @@
-"""The machine of the notebook as a host, without SSH."""
+"""The notebook machine as a host, without SSH."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalTransport:
         self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> PipedProcess:
-        """Start `argv`. A program that isn't there ends with code 127 and a word on stderr, as on any host."""
+        """Start `argv`. A missing program gives exit code 127 and a message on stderr, as on any host."""
         words = (os.path.expanduser(argv[0]), *argv[1:])
         try:
             process = PipedProcess(
@@ -38,12 +38,12 @@ class LocalTransport:
         return process
 
     def close(self) -> None:
-        """Let go of all pipes."""
+        """Close all pipes."""
         self._processes.close()
 
 
 def connect() -> LocalTransport:
-    """Return the way to this machine; never fails."""
+    """Return a transport to this machine; never fails."""
     return LocalTransport()
 
 

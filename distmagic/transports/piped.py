@@ -1,4 +1,4 @@
-"""A child process of this machine behind the `Process` seam: three pipes, no thread ever stuck in them."""
+"""A child process of this machine with the `Process` interface: three pipes, on which no thread can block forever."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class PipedProcess:
             raise ValueError("closed")
 
     def stderr(self) -> str:
-        """Return the last of what it wrote to stderr; all of it once it has ended."""
+        """Return the end of its stderr; all of it once it has ended."""
         if self._ended.is_set():
             self._drainer.join(0.2)
         return self._tail.text()
@@ -122,7 +122,7 @@ class PipedProcess:
             self._close_file(self._stdin)
 
     def close(self) -> None:
-        """Let go of the pipes; a blocked read or write ends. The process itself goes on if it wants to."""
+        """Close the pipes; a blocked read or write returns. The process itself may run on."""
         with self._closing:
             if self.is_closed:
                 return
@@ -148,7 +148,7 @@ class OpenProcesses:
         self._lock = threading.Lock()
 
     def add(self, process: Process) -> None:
-        """Take one more, and forget those that were closed meanwhile."""
+        """Add a process, and forget those that were closed meanwhile."""
         with self._lock:
             self._open = [one for one in self._open if not one.is_closed]
             self._open.append(process)

@@ -1,4 +1,4 @@
-"""A program of `remote/keeper/` as one argument of `python3 -c`: it runs where nothing of ours is yet. Pure."""
+"""A program of `remote/keeper/` as one argument of `python3 -c`, for hosts without a bundle. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _load(name, text):
 def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str, ...]:
     """Return the argv that runs the module `role` ("usher", "keeper" or "hold") with this request.
 
-    The role is an argument too, so that `ps` shows whose process it is.
+    The role is also an argument, so that `ps` shows it.
     """
     return (
         python,

@@ -1,7 +1,7 @@
-"""An argv as one line for a log-in shell that we can't choose: sh, bash, dash, zsh, fish, csh and tcsh. Pure.
+"""Quotes an argv as one line for any log-in shell: sh, bash, dash, zsh, fish, csh and tcsh. Pure.
 
-sshd hands the line to the user's shell with `-c`. Inside single quotes these shells agree on everything but the
-quote itself, the backslash (fish) and the exclamation mark (csh); those three stand outside, each behind a backslash.
+sshd passes the line to the user's shell with `-c`. Inside single quotes these shells only differ in the quote itself,
+the backslash (fish) and the exclamation mark (csh); these three are written outside of quotes, each after a backslash.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ _OUTSIDE = re.compile(r"([\\'!])")
 
 
 def command_line(argv: tuple[str, ...]) -> str:
-    """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program means home there.
+    """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program means the host's
+    home.
 
-    Raises `ValueError` for an empty argv, and for a line break or a NUL, which csh can't be given in a line.
-    A word of more than about 3000 characters is too long for csh.
+    Raises `ValueError` for an empty argv, and for a line break or a NUL, which csh can't handle. A word of more than
+    about 3000 characters is too long for csh.
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program")
@@ -30,7 +31,7 @@ def command_line(argv: tuple[str, ...]) -> str:
 
 
 def quote(word: str) -> str:
-    """Return `word` as every shell named above reads it back."""
+    """Return `word` quoted for all these shells."""
     if re.search(r"[\n\r\0]", word):
         raise ValueError(
             f"a line break or a NUL in {word[:80]!r}: it can't be on a command line"

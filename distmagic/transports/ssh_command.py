@@ -48,7 +48,10 @@ _OPTIONS = (
 
 
 class SessionProcess(PipedProcess):
-    """A process on the host. Its exit code is unknown (None) when the client's is 255: a signal, or a lost connection."""
+    """A process on the host.
+
+    Its exit code is unknown (None) when the client's is 255: a signal, or a lost connection.
+    """
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return its exit code; None if still running after `timeout_s` or unknown."""
@@ -78,9 +81,9 @@ class CommandTransport:
         self._processes = OpenProcesses()
 
     def open(self, seconds: float, by_hand: str) -> str:
-        """Start the master; return "" once it is connected, else what the client said. Raises OSError.
+        """Start the master; return "" once it is connected, else the client's error. Raises OSError.
 
-        Raises `PreflightError` where the log-in shell does not come to its command; `by_hand` is ssh's command.
+        Raises `PreflightError` if the log-in shell never runs its command; `by_hand` is ssh's command.
         """
         options = _options(
             "ControlMaster=yes",
@@ -120,12 +123,12 @@ class CommandTransport:
         raise preflight.shell_in_the_way(self.name, what, by_hand)
 
     def _is_wrapped(self) -> bool:
-        """Whether a program around ssh, which has exit codes of its own, has said what failed."""
+        """Whether a wrapper around ssh, with its own exit codes, has printed the failure."""
         assert self._master is not None
         return Path(self._client[0]).name != "ssh" and bool(self._master.stderr())
 
     def start(self, argv: tuple[str, ...]) -> SessionProcess:
-        """Start `argv` through the log-in shell there. Raises `ConnectionLost`."""
+        """Start `argv` on the host through the log-in shell. Raises `ConnectionLost`."""
         has_master = self._master is not None and self._master.wait(0) is None
         if not has_master or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
@@ -164,7 +167,10 @@ def connect(
     access: Access,
     asker: Asker,  # noqa: ARG001 - one signature for all
 ) -> CommandTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it."""
+    """Connect and log in.
+
+    Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the host.
+    """
     client = _client(access)
     destination = _destination(host)
     # Short enough for the socket's path, of which macOS allows 104 bytes.

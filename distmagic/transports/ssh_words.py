@@ -1,4 +1,4 @@
-"""What OpenSSH's client says on stderr, translated to the same errors that the paramiko transport raises. Pure."""
+"""Translates error messages of OpenSSH's client into the errors of the paramiko transport. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TABLE = (
 
 
 def trouble(stderr: str, host: Host, seconds: float) -> Trouble:
-    """Return the trouble behind what the client wrote; its last line where that is not known."""
+    """Return the trouble for the client's output; an unknown one has its last line."""
     where = f"{host.name} port {host.port}" if host.port is not None else host.name
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return _changed(stderr, where)

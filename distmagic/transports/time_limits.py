@@ -1,6 +1,6 @@
-"""What is to happen when a time is up: one thread of this process watches all limits.
+"""Timers: one thread of this process watches all time limits.
 
-With a thread for each limit, a start of 512 hosts would begin some two thousand of them, mostly in vain.
+With a thread for each limit, a start of 512 hosts would need some two thousand, mostly for nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LOOK_S = 0.1  # between two looks at all limits: by so much an act may be late
 
 
 class TimeLimit:
-    """Has `act` happen once, on a thread of its own, after so many seconds; unless it is called off before.
+    """Calls `act` once, on another thread, after so many seconds, unless it is called off before.
 
-    In a `with`, the end of the block calls it off. `is_over` tells whether the time is up. Raises `RuntimeError` when
-    Python ends, which starts no thread any more.
+    As a context manager, the end of the block calls it off. `is_over`: the time has expired. Raises `RuntimeError`
+    while Python exits, when no thread can start.
     """
 
     def __init__(self, seconds: float, act: Callable[[], object]) -> None:
@@ -29,7 +29,7 @@ class TimeLimit:
         _watcher.watch(self, time.monotonic() + seconds)
 
     def call_off(self) -> None:
-        """Let it not happen. What has happened, or happens just now, is left alone."""
+        """Cancel the call. A call that has happened, or is happening, is not affected."""
         _watcher.due_s.pop(self, None)
 
     def __enter__(self) -> TimeLimit:  # noqa: PYI034 - Self needs Python 3.11
@@ -40,7 +40,7 @@ class TimeLimit:
 
 
 class _Watcher:
-    """All limits of a process, and when each is due: read, written and copied in single steps, which need no lock."""
+    """All limits of a process, and when each is due: accessed in atomic steps, which need no lock."""
 
     def __init__(self) -> None:
         self.due_s: dict[TimeLimit, float] = {}
@@ -71,7 +71,7 @@ class _Watcher:
                 self._has_some.set()
 
     def _begin_act(self, limit: TimeLimit) -> None:
-        """Act in another thread; where none can be had, in this one, on which all other limits depend."""
+        """Call `act` on another thread; if none can start, on this one, on which all other limits depend."""
         try:
             threads.begin("limit", limit.act)
         except (RuntimeError, MemoryError):
@@ -83,7 +83,7 @@ _watcher = _Watcher()
 
 
 def _forget() -> None:
-    """In a forked child, which has neither its parent's threads nor its locks."""
+    """Reset in a forked child, which has neither its parent's threads nor its locks."""
     global _watcher  # noqa: PLW0603 - one for each process
     _watcher = _Watcher()
 

@@ -1,7 +1,7 @@
-"""What goes wrong on the way to a host, in words: one constant a cause, used by both SSH transports. Pure.
+"""Messages for errors of connecting to a host: one constant for each cause, used by both SSH transports. Pure.
 
-A `Trouble` doesn't know which host the user typed, because a jump host serves several; `for_host` adds that.
-`where` names the machine that was dialled: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
+A `Trouble` doesn't know which host the user typed, because a jump host serves several; `for_host` adds that. `where` is
+the machine of the failed connection: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = {HostKeyError: "key", AuthenticationError: "log-in"}
 
 
 class Trouble(Exception):
-    """A `HostError` that does not know its host yet. `step` is that of the connection which failed, as `HostError` has it."""
+    """A `HostError` without its host. `step` is the failed step of the connection, as in `HostError`."""
 
     def __init__(
         self, kind: type[HostError], message: str, hint: str = "", step: str = ""
@@ -41,11 +41,11 @@ class Trouble(Exception):
         self.hint = hint
 
     def log_in_by(self, words: str) -> None:
-        """Put ssh's words to the host into the hint."""
+        """Insert ssh's arguments for the host into the hint."""
         self.hint = self.hint.replace(LOGIN, words)
 
     def for_host(self, name: str) -> HostError:
-        """Return the error as the user meets it."""
+        """Return the error for the user."""
         error = self.kind(name, self.message, self.hint)
         error.step = self.step
         return error
@@ -53,9 +53,9 @@ class Trouble(Exception):
 
 @dataclass(frozen=True)
 class TroubleCause:
-    """One way to fail: `CAUSE(where, ...)` is its `Trouble`, with words in place of the names in braces.
+    """One cause of failure: `CAUSE(where, ...)` makes its `Trouble`, replacing the names in braces.
 
-    `why` is what somebody else says of it; `file` and `line` are in a known_hosts file, where `key` was looked for.
+    `why` is the reason from another program; `file` and `line` are in a known_hosts file, in which `key` was searched.
     """
 
     kind: type[HostError]
@@ -179,7 +179,7 @@ def no_answer(where: str, seconds: float, step: str = "TCP") -> Trouble:
 
 
 def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
-    """Return the trouble behind a socket's error."""
+    """Return the trouble for a socket's error."""
     if isinstance(error, socket.gaierror):
         return UNKNOWN_NAME(where)
     if isinstance(error, ConnectionRefusedError):
@@ -202,10 +202,10 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
 def unknown_host_key(
     where: str, known_as: str, hostname: str, port: int, key: str, file: str, *, is_direct: bool = True
 ) -> Trouble:  # fmt: skip
-    """No known_hosts line says whether `key` (type and SHA256 fingerprint, or "it") is this host's.
+    """No known_hosts line confirms that `key` (type and SHA256 fingerprint, or "it") belongs to this host.
 
-    `known_as` is the name in known_hosts, `hostname` and `port` are what is dialled. `file` is for new keys, "" where the
-    configuration keeps none. `is_direct`: it is dialled from here, as ssh-keyscan does.
+    `known_as` is the name in known_hosts, `hostname` and `port` are the address. `file` is for new keys, "" if the
+    configuration keeps none. `is_direct`: it is reached directly from this machine, as by ssh-keyscan.
     """
     message = (
         f"the host key of {where} is not known: {key} is in no line for {known_as}."
@@ -225,7 +225,7 @@ def unknown_host_key(
 
 
 def silent_agent(agent: str, seconds: float) -> Trouble:
-    """The ssh agent behind the socket `agent` has taken all the time."""
+    """The ssh agent at the socket `agent` did not answer within the time limit."""
     return Trouble(
         AuthenticationError,
         f"no answer from the ssh agent {agent} within {seconds:g} s: it was asked for a signature.",
@@ -243,7 +243,7 @@ def _see_agent(agent: str) -> str:
 def not_accepted(
     where: str, user: str, tried: tuple[str, ...], accepts: tuple[str, ...], agent: str = ""
 ) -> Trouble:  # fmt: skip
-    """The server refused whatever we had. `agent` is one that is out of order, "" for none."""
+    """The server refused all keys and answers. `agent` is a broken ssh agent, "" for none."""
     had = "; ".join(tried) or "nothing, because there was no key to try"
     hint = f"Check the user name, and put your public key there: ssh-copy-id {LOGIN}"
     if agent:

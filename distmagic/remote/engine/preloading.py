@@ -133,7 +133,7 @@ def is_installed(package: str) -> bool:
 
 
 def why_not(names: Iterable[str], began_bytes: int) -> str:
-    """Import, and return why ranks can't be forked from this process then, or would differ from new ones; "" if fine."""
+    """Import, and return why ranks can't be forked from this process then, or would differ from new ones."""
     handlers = _handlers()
     modules = set(sys.modules)
     try:

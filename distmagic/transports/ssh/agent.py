@@ -1,6 +1,6 @@
-"""The user's ssh agent: which keys it has, and what it signs with them. Knows nothing of paramiko.
+"""The user's ssh agent: lists its keys, and makes signatures with them. Does not use paramiko.
 
-An agent may be gone, hang, or be another program: what is wrong is in `trouble`, and it has no keys then.
+An agent may be gone, hang, or be another program: then `trouble` has the error, and it has no keys.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
 
 
 class KeyAgent:
-    """The agent behind the socket `path`, None for none.
+    """The agent at the socket `path`, None for none.
 
-    `is_signing` while it was asked for a signature and has not answered; `trouble` is what is wrong with it.
+    `is_signing`: it was asked for a signature and has not answered; `trouble` is its error.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -56,7 +56,7 @@ class KeyAgent:
         return ()
 
     def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
-        """Return its signature, b"" where it refuses (it is locked, or the user declined) or is closed meanwhile."""
+        """Return its signature, b"" if it refuses (it is locked, or the user declined) or is closed meanwhile."""
         request = _SIGN + join_strings(blob, data) + struct.pack(">I", flags)
         try:
             self.is_signing = True
@@ -70,7 +70,7 @@ class KeyAgent:
             return b""
 
     def _ask(self, request: bytes, expected: bytes) -> bytes:
-        """Return its answer without the first byte. Raises `ValueError` for another answer, and OSError."""
+        """Return its answer without the first byte. Raises `ValueError` for an unexpected answer, and OSError."""
         stream = self._stream
         if stream is None:
             raise ConnectionResetError
@@ -84,7 +84,7 @@ class KeyAgent:
         return answer[1:]
 
     def close(self) -> None:
-        """Let go of it; what waits for its answer ends. Safe to call twice."""
+        """Close the connection; a blocked call returns. Safe to call twice."""
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Logs in: offers keys and answers, in which order. Knows nothing of paramiko.
+"""Logs in: offers keys and answers, in the right order. Does not use paramiko.
 
 Order: none (to learn what is accepted), then of the accepted methods publickey, keyboard-interactive, password. Keys:
-the agent's that the configuration names, the agent's others, key files, encrypted key files (asked for once).
-After a partial success the server's next list of methods is worked through in the same way.
+the agent's that the configuration names, the agent's others, key files, encrypted key files (asked for once). After a
+partial success the server's next list of methods is worked through in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_STEPS = 4  # factors that one log-in may take
 
 @dataclass(kw_only=True)
 class LogIn:
-    """One log-in; the host that asks is named in prompts. `run` raises `Trouble` or the asker's error."""
+    """One log-in; prompts name the host. `run` raises `Trouble` or the asker's error."""
 
     session: SshSession
     resolved: Resolved
@@ -53,7 +53,7 @@ class LogIn:
     asked: int = 0
 
     def run(self) -> None:
-        """Return once the server has let us in."""
+        """Return once the server has accepted the log-in."""
         answer = self.session.methods()
         accepts: tuple[str, ...] = answer.methods or ()
         for _ in range(_MAX_STEPS):
@@ -81,7 +81,7 @@ class LogIn:
     # ---- keys
 
     def try_keys(self) -> AuthAnswer:
-        """Offer keys until one is taken."""
+        """Offer keys until one is accepted."""
         try:
             for key in self._keys():
                 if key.blob in self.offered:
@@ -162,7 +162,7 @@ class LogIn:
             self.tried.append(f"key {file} ({error})")
 
     def _is_usable(self, file: str, half: bytes | None) -> bool:
-        """Whether a file has a private key that is private; if not, note why. `half` is its public half."""
+        """Whether a file has a private key with safe permissions; if not, record why. `half` is its public half."""
         try:
             status = Path(file).stat()
         except OSError as error:
@@ -200,7 +200,7 @@ class LogIn:
     # ---- answers
 
     def answer_questions(self) -> AuthAnswer:
-        """Let the user answer what the server asks: passwords, one-time passwords."""
+        """Let the user answer the server's questions: passwords, one-time passwords."""
 
         def handler(
             title: str, instructions: str, questions: list[tuple[str, bool]]
@@ -248,7 +248,10 @@ class LogIn:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Stop the clock while the user types. If no answer can be had, the error also says what was tried before."""
+        """Pause the deadline while the user types.
+
+        If no answer is possible, the error also lists what was tried before.
+        """
         try:
             with self.deadline.paused():
                 yield

@@ -1,4 +1,4 @@
-"""The border to paramiko: one SSH session over a byte stream, and private keys. The only file that imports paramiko.
+"""The interface to paramiko: one SSH session over a byte stream, and private keys. The only file that imports paramiko.
 
 Every exception of paramiko and of its sockets becomes a `Trouble` (while connecting) or a `ConnectionLost` (after).
 """
@@ -48,7 +48,7 @@ Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class AuthAnswer:
-    """What the server said to one attempt. `methods` are those it accepts next, None where it did not say."""
+    """The server's answer to one attempt. `methods` are those it accepts next, None if it did not list them."""
 
     accepted: bool
     partial: bool = False
@@ -57,7 +57,7 @@ class AuthAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class SshKey:
-    """A key to offer. `label` names it in messages, `blob` is its public half."""
+    """A key to offer. `label` is its name in messages, `blob` is its public half."""
 
     label: str
     blob: bytes
@@ -65,10 +65,10 @@ class SshKey:
 
 
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
-    """Remembers that something came in.
+    """Records that data has arrived.
 
-    New keys are asked for after 8 GB, and not after paramiko's 512 MB: where a channel ends while they are agreed on,
-    paramiko's thread waits for 30 s for what it alone can bring about, and gives the connection up.
+    New session keys are negotiated after 8 GB, instead of paramiko's 512 MB: if a channel ends during the negotiation,
+    paramiko's thread waits 30 s for something that only itself can do, and then drops the connection.
     """
 
     REKEY_BYTES = 1 << 33
@@ -80,13 +80,13 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
         return message
 
     def close(self) -> None:
-        """Close the stream. That of a jump host says goodbye over its own connection, which may have ended first."""
+        """Close the stream. A jump host's stream closes over its own connection, which may have ended first."""
         with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
             super().close()
 
 
 class SshSession:
-    """One SSH connection. `where` names the machine in errors, `seconds` is the time connecting may take."""
+    """One SSH connection. `where` is the machine in errors, `seconds` the time limit for connecting."""
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
         self.where = where
@@ -104,11 +104,14 @@ class SshSession:
 
     @property
     def has_banner(self) -> bool:
-        """Whether the server has said which SSH it speaks."""
+        """Whether the server has sent its SSH version."""
         return bool(self._transport.remote_version)
 
     def handshake(self, server: Resolved, *, is_pinned: bool = False) -> None:
-        """Agree on keys and check the server's. Raises `Trouble`. `is_pinned`: the first key is trusted, see pins.py."""
+        """Negotiate keys and check the server's. Raises `Trouble`.
+
+        `is_pinned`: the first key is trusted, see pins.py.
+        """
         self._user = server.user
         known = known_hosts.read((*server.user_known_hosts, *server.global_known_hosts))
         options = self._transport.get_security_options()
@@ -140,7 +143,7 @@ class SshSession:
             known_hosts.check(known, server, self.where, *shown)
 
     def methods(self) -> AuthAnswer:
-        """Ask which methods the server accepts; some let in without any."""
+        """Ask which methods the server accepts; some servers need none."""
         return self._attempt(lambda t, user: t.auth_none(user))
 
     def offer_key(self, key: SshKey) -> AuthAnswer:
@@ -154,7 +157,7 @@ class SshSession:
         )
 
     def answer_questions(self, handler: Handler) -> AuthAnswer:
-        """Let `handler(title, instructions, [(question, shown)])` answer; what it raises is raised here."""
+        """Let `handler(title, instructions, [(question, shown)])` answer; its errors are raised again."""
         raised: list[BaseException] = []
 
         def guarded(
@@ -175,7 +178,7 @@ class SshSession:
     def _attempt(
         self, attempt: Callable[[paramiko.Transport, str], list[str]]
     ) -> AuthAnswer:
-        """Raises `Trouble` when the connection ends; a refusal is an answer."""
+        """Make one attempt. Raises `Trouble` if the connection ends; a refusal is an answer."""
         try:
             left = attempt(self._transport, self._user)
         except paramiko.BadAuthenticationType as error:
@@ -191,7 +194,7 @@ class SshSession:
     # ---- connected
 
     def watch(self) -> None:
-        """Send keep-alives that the server answers, and end the connection when nothing comes back."""
+        """Send keep-alives, which the server answers, and end the connection if no answer comes."""
         self._transport.packetizer.set_keepalive(KEEPALIVE_S, self._ask_for_life)
         threads.begin("keepalive", self._end_when_silent)
 
@@ -218,11 +221,11 @@ class SshSession:
 
     @property
     def is_active(self) -> bool:
-        """Whether the connection stands, as far as known."""
+        """Whether the connection is open, as far as known."""
         return bool(self._transport.is_active())
 
     def open_stream(self, hostname: str, port: int, where: str) -> Stream:
-        """Return a byte stream from this host on to another one. Raises `Trouble`."""
+        """Return a byte stream from this host to another one. Raises `Trouble`."""
         try:
             stream: Stream = self._transport.open_channel(
                 "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
@@ -264,7 +267,7 @@ class SshSession:
         return SshProcess(channel, name, _BROKEN)
 
     def close(self) -> None:
-        """End the connection and everything on it, after what was written has left. Safe to call twice."""
+        """End the connection and everything on it, after sending pending data. Safe to call twice."""
         if (
             self.is_active
             and self._transport.is_authenticated()
@@ -305,7 +308,7 @@ class WrongPassphrase(Exception):
 
 
 class UnusableKey(Exception):
-    """The file holds no key that paramiko knows; the text says what is wrong."""
+    """The file has no key that paramiko supports; the text has the reason."""
 
 
 def load_key(path: str, passphrase: str | None) -> SshKey:
@@ -333,7 +336,7 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
 
 
 class _AgentKey(paramiko.PKey):  # type: ignore[misc]
-    """A key of the user's agent; one that it refuses to sign with is a refused key, not a broken connection."""
+    """A key of the user's agent; if the agent refuses to sign, the key is refused, and the connection stays open."""
 
     def __init__(self, agent: KeyAgent, blob: bytes) -> None:
         self.public_blob = None
@@ -352,13 +355,13 @@ class _AgentKey(paramiko.PKey):  # type: ignore[misc]
 
 
 def agent_key(agent: KeyAgent, blob: bytes, comment: str) -> SshKey:
-    """Return a key of the agent's, by its public half."""
+    """Return a key of the agent, by its public half."""
     name = comment or known_hosts.fingerprint(blob)
     return SshKey(label=f"agent's key {name}", blob=blob, inner=_AgentKey(agent, blob))
 
 
 def certified(key: SshKey, certificate: Certificate) -> SshKey:
-    """Return `key` as its certificate has it: the server sees the certificate, and the key signs."""
+    """Return `key` with its certificate: the server sees the certificate, and the key signs."""
     kind = take_strings(certificate.blob, 1)[0].decode(errors="replace")
     inner = copy.copy(key.inner)
     inner.public_blob = paramiko.pkey.PublicBlob(kind, certificate.blob)

@@ -1,4 +1,4 @@
-"""What the user's ssh configuration says about a host: `resolve`, and the names to complete with Tab."""
+"""Reads the user's ssh configuration of a host: `resolve`, and host names for completion."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """Where and how to dial a host. Host keys are always checked strictly, whatever StrictHostKeyChecking says.
+    """How to connect to a host. Host keys are always checked strictly, whatever StrictHostKeyChecking is.
 
-    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's
-    socket, None for none. `jumps` are ProxyJump's hosts, first hop first. `warnings` name what was left out.
+    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's socket,
+    None for none. `jumps` are ProxyJump's hosts, first hop first. `warnings` list ignored options.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Resolved:
 
 
 def resolve(host: Host, path: str | None) -> Resolved:
-    """Return what the configuration says about `host`; what the user typed (user, port) goes first.
+    """Return the configuration of `host`; values that the user typed (user, port) take precedence.
 
-    `path` None means the user's and the system's files, which may be missing. Raises `UsageError` for a named file
-    that can't be read, and for a value that is no port, time or jump host.
+    `path` None means the user's and the system's files, which may be missing. Raises `UsageError` for a named file that
+    can't be read, and for an invalid port, time or jump host.
     """
     scope = Scope(name=host.name, local_user=_local_user())
     if host.user is not None:
@@ -203,7 +203,7 @@ def _jumps(scope: Scope) -> tuple[Host, ...]:
 
 
 def _local_user() -> str:
-    """Return the user's name by the password file, as ssh does: $USER may be somebody else's."""
+    """Return the user's name in the password file, as ssh does: $USER may differ."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container whose user has no name
@@ -211,7 +211,7 @@ def _local_user() -> str:
 
 
 def host_names(path: str | None = None) -> tuple[str, ...]:
-    """Return the names in Host lines without wildcards, for completion. Never raises: what can't be read has none."""
+    """Return the names in Host lines without wildcards, for completion. Never raises: unreadable files have none."""
     names: dict[str, None] = {}
     file, base = _files(path)[0]
     _collect(file, base, [], names, 0)
@@ -219,7 +219,7 @@ def host_names(path: str | None = None) -> tuple[str, ...]:
 
 
 def file_versions(path: str | None) -> tuple[FileVersion, ...]:
-    """Return all files that `resolve` may look at, by which an edit of one of them is noticed. Never raises."""
+    """Return versions of all files that `resolve` may read, to detect edits. Never raises."""
     files: list[str] = []
     for file, base in _files(path):
         _collect(file, base, files, {}, 0)
@@ -237,7 +237,7 @@ def file_versions(path: str | None) -> tuple[FileVersion, ...]:
 def _collect(
     file: str, base: str, files: list[str], names: dict[str, None], depth: int
 ) -> None:
-    """Add a file and those that it includes to `files`, and the names in their Host lines to `names`, all in order."""
+    """Add a file and its includes to `files`, and the names in their Host lines to `names`, in order."""
     files.append(file)
     try:
         for line in read_lines(file):

@@ -1,7 +1,7 @@
-"""ssh_config files as OpenSSH reads them: lines, Include, Host and Match blocks, the first value wins.
+"""Reads ssh_config files like OpenSSH: lines, Include, Host and Match blocks; the first value is used.
 
-`evaluate` gives the options that apply to one host. What a Match line asks beyond what is known here is named in a
-warning and its block is left out; a line that can't be read never stops the user. Match exec is run, as ssh does.
+`evaluate` determines the options of one host. A Match line with an unsupported criterion gives a warning, and its block
+is ignored; an invalid line never raises an error. Match exec is run, as by ssh.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigLine:
-    """One line with something on it. `words` are without quotes and comment; `rest` is as it was written."""
+    """One non-empty line. `words` are without quotes and comment; `rest` is the original text."""
 
     file: str
     number: int
@@ -56,9 +56,9 @@ class ConfigLine:
 
 @dataclass(kw_only=True)
 class Scope:
-    """What is known while the files are read: the local user, the host's name, and the options found so far.
+    """The values known while the files are read: the local user, the host's name, and the options found so far.
 
-    `final` in the second pass over the files, and after all of them.
+    `final`: in the second pass over the files, and after all of them.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Scope:
 
     @property
     def hostname(self) -> str:
-        """The name to dial, as far as it is known."""
+        """The name to connect to, as far as it is known."""
         name = _replaced(self.first("hostname", self.name), {"%": "%", "h": self.name})
         # The zone of an IPv6 address is an interface, whose case counts.
         return name.lower() if self.final and "%" not in name else name
 
     def expand(self, text: str, *, variables: bool = False) -> str:
-        """Put in OpenSSH's % tokens, and ${VARIABLES} where these count."""
+        """Replace OpenSSH's % tokens, and ${VARIABLES} if they are allowed."""
         local = socket.gethostname()
         port, user = (
             self.first("port", str(SSH_PORT)),
@@ -104,7 +104,7 @@ class Scope:
         return _replaced(text, tokens, os.environ if variables else {})
 
     def warn(self, text: str) -> None:
-        """Note something the user should know, once."""
+        """Record a warning for the user, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -112,7 +112,7 @@ class Scope:
 def _replaced(
     text: str, tokens: Mapping[str, str], variables: Mapping[str, str] | None = None
 ) -> str:
-    """Replace all in one pass: what a value brings along stays as it is. What is not known stays, too."""
+    """Replace all tokens in one pass: replaced text is not replaced again, and unknown tokens stay."""
 
     def value(found: re.Match[str]) -> str:
         token, variable = found.groups()
@@ -182,7 +182,7 @@ def _set(line: ConfigLine, scope: Scope) -> None:
 
 
 def _port_of(word: str) -> str:
-    """Return the number of a service's port; what is no service stays as it is."""
+    """Return the port of a service by name; other words stay unchanged."""
     try:
         return word if word.isdigit() else str(socket.getservbyname(word, "tcp"))
     except OSError:
@@ -190,14 +190,14 @@ def _port_of(word: str) -> str:
 
 
 def read_lines(file: str) -> tuple[ConfigLine, ...]:
-    """Return the lines of a file that say something. Raises OSError."""
+    """Return the non-empty lines of a file. Raises OSError."""
     status = Path(file).stat()
     return _lines_as_of(file, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=64)
 def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
-    """Read a file once in each of its versions: for five hundred hosts its lines are asked for a thousand times."""
+    """Read each version of a file once: for 500 hosts its lines are needed a thousand times."""
     found = []
     with open(file, encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, text in enumerate(lines, 1):
@@ -250,7 +250,7 @@ def _match_words(text: str) -> tuple[str, ...]:
 
 
 def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
-    """Return the files an Include names, in order; none beyond `MAX_INCLUDES` levels."""
+    """Return the files of an Include line, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
     files: list[str] = []
@@ -262,7 +262,7 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern as ssh_config and known_hosts write them: `*` and `?` alone count."""
+    """Whether a name matches a pattern of ssh_config and known_hosts: only `*` and `?` are special."""
     if "*" not in pattern and "?" not in pattern:
         # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
         return pattern == name
@@ -272,7 +272,7 @@ def fits(pattern: str, name: str) -> bool:
 def matches_any(
     patterns: Sequence[str], text: str, fits: Callable[[str, str], bool] = fits
 ) -> bool:
-    """Whether `text` fits one of the patterns (`*`, `?`) and none of those that begin with `!`."""
+    """Whether `text` matches one of the patterns (`*`, `?`) and none of those that start with `!`."""
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
@@ -326,14 +326,14 @@ def _exec_succeeds(value: str, scope: Scope) -> bool:
 
 
 def in_users_shell(command: str) -> tuple[str, ...]:
-    """Return the words that run a command of the user's configuration as ssh does, by $SHELL."""
+    """Return the words that run a command of the user's configuration by $SHELL, as ssh does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
     # A container may have the variable of the machine around it, without that shell.
     return (shell if os.access(shell, os.X_OK) else "/bin/sh", "-c", command)
 
 
 def _is_listed(value: str, text: str) -> bool:
-    """Whether `text` fits a list of patterns, separated by commas."""
+    """Whether `text` matches a list of patterns, separated by commas."""
     return matches_any(value.split(","), text)
 
 

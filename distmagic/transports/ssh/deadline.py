@@ -1,4 +1,4 @@
-"""The time that one connection may take, not counting the time in which the user types or another connects."""
+"""The time limit of one connection, not counting the time in which the user types or another thread connects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from distmagic.transports.time_limits import TimeLimit
 
 
 class Deadline:
-    """Calls `on_expiry` once, from a thread of its own, when `seconds` have passed; used in a `with`, by one thread.
+    """Calls `on_expiry` once, on another thread, when `seconds` have passed; a context manager for one thread.
 
-    `expired` tells afterwards whether an error came from that. Everything that blocks is ended by `on_expiry`.
+    `expired`: an error came from that. `on_expiry` must end every blocking call.
     """
 
     def __init__(self, seconds: float, on_expiry: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Deadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Don't count the time spent inside."""
+        """Do not count the time spent inside the block."""
         if self._since is None:
             yield
             return

@@ -34,7 +34,7 @@ class KnownKey:
     blob: bytes
 
     def is_for(self, name: str) -> bool:
-        """Whether this line is about the host known as `name`."""
+        """Whether this line applies to the host known as `name`."""
         return matches_any(self.patterns.split(","), name, _matches)
 
 
@@ -51,7 +51,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def read(files: Iterable[str]) -> tuple[KnownKey, ...]:
-    """Return the lines of all files that can be read; a missing file is an empty one."""
+    """Return the lines of all readable files; a missing file counts as empty."""
     found: list[KnownKey] = []
     for file in files:
         try:
@@ -72,7 +72,7 @@ def _keys_as_of(file: str, *_version: int) -> tuple[KnownKey, ...]:
 
 
 def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
-    """Return the keys in `lines`; lines that are no known_hosts line are left out, as OpenSSH does."""
+    """Return the keys in `lines`; invalid lines are ignored, as by OpenSSH."""
     keys = []
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -97,9 +97,9 @@ def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
 
 
 def names_of(server: Resolved) -> tuple[str, ...]:
-    """Return the names a host may be known as, the right one first.
+    """Return the names under which a host may be known, the preferred one first.
 
-    As OpenSSH: HostKeyAlias as it is; another port than 22 in the name, but also without it.
+    As in OpenSSH: HostKeyAlias unchanged; a port other than 22 in the name, but also without it.
     """
     if server.host_key_alias is not None:
         return (server.host_key_alias.lower(),)
@@ -125,7 +125,7 @@ def check(
     key_type: str,
     blob: bytes,
 ) -> None:
-    """Return if the key that `server` showed is known; else raise a `Trouble` with its cure. `where` are its words."""
+    """Return if the server's key is known; else raise a `Trouble` with its cure. `where` is the machine in messages."""
     seen = shown(key_type, blob)
     names = names_of(server)
     about = [k for k in keys if any(k.is_for(name) for name in names)]
@@ -162,7 +162,7 @@ def check(
 
 
 def shown(key_type: str, blob: bytes) -> str:
-    """Return a key as errors name it: its type and fingerprint."""
+    """Return a key's type and fingerprint, for errors."""
     return f"{key_type.removeprefix('ssh-')} {fingerprint(blob)}"
 
 

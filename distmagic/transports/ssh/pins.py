@@ -1,7 +1,7 @@
-"""Host keys that are trusted when they are first seen, and kept in a file of ours: no other key counts from then on.
+"""Host keys that are trusted on first use, and stored in a separate file: from then on no other key is accepted.
 
-For hosts that were made a moment ago and whose keys nobody can know beforehand. The file is a known_hosts file; whoever
-names it chooses a new one for what may have new keys, such as the next launch of a cluster.
+This is for newly created hosts, whose keys can't be known before. The file is a known_hosts file; its caller chooses a
+new one for hosts that may have new keys, such as the next launch of a cluster.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from distmagic.transports.ssh.config import Resolved
 
 
 def check(server: Resolved, where: str, key_type: str, blob: bytes) -> None:
-    """Return if `server` may show this key: the one that its file has for it, or any where it has none yet.
+    """Return if the file has this key for `server`, or has none yet: then the key is added to it.
 
-    That one is written there. Raises `Trouble` for another key, and where the file can't be written. The file is locked
-    meanwhile: of two kernels that connect for the first time at once the second one checks what the first one saw.
+    Raises `Trouble` for another key, and if the file can't be written. The file is locked meanwhile: of two kernels
+    that connect for the first time at once, the second one checks the key that the first one saw.
     """
     path, name = server.user_known_hosts[0], known_hosts.names_of(server)[0]
     try:

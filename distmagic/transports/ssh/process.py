@@ -1,4 +1,4 @@
-"""A process on a host behind the `Process` seam: one channel of an SSH session."""
+"""A process on a host with the `Process` interface: one channel of an SSH session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PIECE_BYTES = (
 
 
 class SshProcess:
-    """A process on host `name`: one channel of paramiko's. `broken` are the exceptions of a channel that is gone."""
+    """A process on host `name`: one channel of paramiko's. `broken` are the exceptions of a closed channel."""
 
     def __init__(
         self, channel: Any, name: str, broken: tuple[type[Exception], ...]
@@ -30,7 +30,7 @@ class SshProcess:
         self._drainer = threads.begin(f"stderr-{name}", self._drain)
 
     def _drain(self) -> None:
-        """Read stderr all the time: it shares its window with stdout, which would block."""
+        """Read stderr all the time: it shares its flow control with stdout, which would block."""
         # Reading also sends, which fails when the connection ends just then.
         with contextlib.suppress(*self._broken):
             while data := self._channel.recv_stderr(_PIECE_BYTES):
@@ -62,7 +62,7 @@ class SshProcess:
         return b"" if self.is_closed else data
 
     def stderr(self) -> str:
-        """Return the last of what it wrote to stderr; all of it once it has ended."""
+        """Return the end of its stderr; all of it once it has ended."""
         if self._channel.status_event.is_set():
             self._drainer.join(0.2)
         return self._tail.text()
@@ -80,7 +80,7 @@ class SshProcess:
             self._channel.shutdown_write()
 
     def close(self) -> None:
-        """Let go of the channel; a blocked read or write ends. The process itself goes on if it wants to."""
+        """Close the channel; a blocked read or write returns. The process itself may run on."""
         self.is_closed = True
         with contextlib.suppress(*self._broken):
             self._channel.close()

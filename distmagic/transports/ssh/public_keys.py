@@ -1,4 +1,4 @@
-"""Public halves of keys as files have them: a .pub, a certificate, and the readable part of a private key. Pure reading."""
+"""Public halves of keys in files: a .pub, a certificate, and the readable part of a private key. Only reads files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A certificate of a user. `blob` is all of it, `plain` is the public half of the key that it is for."""
+    """A user certificate. `blob` is all of it, `plain` is the public half of its key."""
 
     file: str
     blob: bytes
@@ -47,7 +47,7 @@ def read_public_key(file: str) -> bytes | None:
 
 
 def _private(file: str) -> bytes | None:
-    """Return the public half in a private key of OpenSSH's form, which is never encrypted."""
+    """Return the public half in a private key in OpenSSH's format, which is never encrypted."""
     _, is_there, rest = _content(file).partition(_PRIVATE)
     if not is_there:
         return None
@@ -86,12 +86,15 @@ def read_certificate(file: str) -> Certificate | None:
 
 
 def is_security_key(half: bytes) -> bool:
-    """Whether the private half is in a device, a FIDO token."""
+    """Whether the private half is in a hardware token (FIDO)."""
     return half[4:7] == b"sk-"
 
 
 def take_strings(data: bytes, count: int) -> list[bytes]:
-    """Return the first `count` strings of SSH's form, each behind its length. Raises `ValueError` where data ends."""
+    """Return the first `count` strings in SSH's format, each after its length.
+
+    Raises `ValueError` if data ends early.
+    """
     strings = []
     at = 0
     for _ in range(count):
@@ -104,5 +107,5 @@ def take_strings(data: bytes, count: int) -> list[bytes]:
 
 
 def join_strings(*parts: bytes) -> bytes:
-    """Return strings of SSH's form, one after the other."""
+    """Return strings joined in SSH's format."""
     return b"".join(struct.pack(">I", len(part)) + part for part in parts)

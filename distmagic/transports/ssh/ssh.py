@@ -1,4 +1,4 @@
-"""Hosts over SSH with paramiko: one connection a host, a channel a process, jump hosts shared by the hosts behind them.
+"""Hosts over SSH with paramiko: one connection for each host, a channel for each process, shared jump hosts.
 
 Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshTransport
 """
@@ -32,7 +32,7 @@ class _Closable(Protocol):
 
 
 class SshTransport:
-    """One connection to one host. `warnings` name lines of the ssh configuration that were left out."""
+    """One connection to one host. `warnings` list ignored lines of the ssh configuration."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class SshTransport:
         self._under = under
 
     def start(self, argv: tuple[str, ...]) -> SshProcess:
-        """Start `argv` through the log-in shell there. Raises `ConnectionLost` or `PreflightError`."""
+        """Start `argv` on the host through the log-in shell. Raises `ConnectionLost` or `PreflightError`."""
         return self._session.start(quoting.command_line(argv), self.name)
 
     def close(self) -> None:
-        """End the connection; a jump host's goes with the last host behind it."""
+        """End the connection; a jump host's connection ends with the last host behind it."""
         self._session.close()
         while self._under:
             self._under.pop().close()
@@ -60,9 +60,10 @@ class SshTransport:
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
 ) -> SshTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, each naming it.
+    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the
+    host.
 
-    With `pins` the first key that the host shows is trusted, and kept in that file under its name: see pins.py.
+    With `pins` the host's first key is trusted, and stored in that file: see pins.py.
     """
     route = find_route(resolve(host, access.ssh_config), access.ssh_config)
     if pins is not None:
@@ -88,7 +89,7 @@ def connect(
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
-    """Return all hops on the way to `target`, which is the last. Raises `UsageError` for a circle.
+    """Return all hops to `target`, which is the last. Raises `UsageError` for a cycle.
 
     The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand, each later one through
     those before it in the line.
@@ -114,7 +115,7 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
 
 @dataclass(kw_only=True)
 class _Attempt:
-    """One attempt to connect to the last hop of `route`. `opened` is what must be closed with the connection."""
+    """One attempt to connect to the last hop of `route`. `opened` must be closed with the connection."""
 
     access: Access
     asker: Asker
@@ -126,11 +127,11 @@ class _Attempt:
 
     @property
     def resolved(self) -> Resolved:
-        """The host that this connection is to."""
+        """The resolved host of this connection."""
         return self.route[-1]
 
     def run(self) -> tuple[SshSession, list[_Closable]]:
-        """Return the session, and what is to be closed with it. Raises `Trouble` or what the asker raises."""
+        """Return the session, and objects to close with it. Raises `Trouble` or the asker's errors."""
         try:
             if self.resolved.proxy_command is None:
                 return self._connected()
@@ -171,7 +172,7 @@ class _Attempt:
         return troubles.no_answer(self._where(), seconds, self._step())
 
     def _step(self) -> str:
-        """Return how far the connection has come."""
+        """Return the current step of the connection."""
         for thing in self.opened:
             if isinstance(thing, SshSession):
                 return "key" if thing.has_banner else "banner"
@@ -260,7 +261,7 @@ class _Attempt:
 
 @dataclass(kw_only=True, eq=False)
 class _Jump:
-    """A jump host's session with what is closed after it, and how many connections use it."""
+    """A jump host's session, objects to close after it, and the number of connections that use it."""
 
     future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
     users: int = 0
@@ -273,7 +274,7 @@ _changing_jumps = threading.Lock()
 class _JumpUse:
     """The use of a jump host's `session` by one connection, until `close`. The first one makes it; others wait.
 
-    An error of `make` is raised in every thread that waited for it.
+    An error of `make` is raised in every waiting thread.
     """
 
     def __init__(

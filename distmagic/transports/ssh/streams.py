@@ -23,26 +23,26 @@ USER_TIMEOUT_MS = 6000
 
 
 class Stream(Protocol):
-    """What SSH needs under it: a socket, or a channel of another connection."""
+    """A byte stream for SSH: a socket, or a channel of another connection."""
 
     def send(self, data: bytes) -> int:
-        """Send some; return how much."""
+        """Send some bytes; return how many."""
 
     def recv(self, max_bytes: int) -> bytes:
         """Return some bytes, none at the end."""
 
     def settimeout(self, seconds: float | None) -> None:
-        """Bound every send and recv."""
+        """Set the time limit of every send and recv."""
 
     def close(self) -> None:
-        """Let go."""
+        """Close the stream."""
 
 
 class ProxyStream:
     """The standard input and output of a ProxyCommand, as one socket.
 
-    They are two, as with OpenSSH: asyncio, which SkyPilot's proxy uses, takes a standard output that can be read from
-    for one that nobody reads any more.
+    They are two sockets, as in OpenSSH: asyncio, which SkyPilot's proxy uses, treats a readable standard output as
+    closed by its reader.
     """
 
     def __init__(self, stdin: socket.socket, stdout: socket.socket) -> None:
@@ -51,7 +51,7 @@ class ProxyStream:
         self._closed = False  # paramiko looks at this name
 
     def send(self, data: bytes) -> int:
-        """Send some; return how much."""
+        """Send some bytes; return how many."""
         return self._stdin.send(data)
 
     def recv(self, max_bytes: int) -> bytes:
@@ -59,7 +59,7 @@ class ProxyStream:
         return self._stdout.recv(max_bytes)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Bound every send and recv."""
+        """Set the time limit of every send and recv."""
         self._stdin.settimeout(seconds)
         self._stdout.settimeout(seconds)
 
@@ -68,7 +68,7 @@ class ProxyStream:
         self._stdin.shutdown(how)
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both."""
         self._closed = True
         self._stdin.close()
         self._stdout.close()
@@ -111,7 +111,7 @@ class ProxyProcess:
 
 
 def run_proxy(command: str) -> tuple[ProxyStream, ProxyProcess]:
-    """Start a ProxyCommand; return the stream through it, and the process, which the caller closes."""
+    """Start a ProxyCommand; return its stream, and the process, which the caller closes."""
     to_stdin, stdin = socket.socketpair()
     from_stdout, stdout = socket.socketpair()
     with stdin, stdout:
@@ -168,7 +168,7 @@ def _look_up(
 
 
 def notice_a_cut(stream: socket.socket) -> None:
-    """Let the kernel end the connection when what was sent is not acknowledged in time (Linux)."""
+    """Let the kernel end the connection if sent data is not acknowledged in time (Linux)."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux":
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from playwright.sync_api import (
-    Browser,
-    Locator,
-    Page,
-    Request,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, Locator, Page, Request, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 
 from tests.lab.waiting import HANG_S, wait_until

@@ -52,10 +52,6 @@ WORDY = WORK.replace(
         if step % 10""",
 )
 
-IN_BACKGROUND = WORK.replace("-o run", "--background -o run").replace(
-    "while not os.path.exists(GO):\n    time.sleep(0.05)\n", ""
-)
-
 IN_A_WIDGET = (
     WORK.split("\n", 1)[1].split("while not os.path.exists(GO)", 1)[0]
     + """\

@@ -221,41 +221,6 @@ def answer(page: NotebookPage, index: int) -> str:
 
 
 @in_jupyterlab
-def test_a_reload_brings_back_nothing_that_was_cleared_or_replaced(tmp_path, notebooks):
-    """Run twice, then not at all: a page that is loaded anew has the last of these, and in the end nothing."""
-    with opened(notebooks, tmp_path) as page:
-        page.page.on("dialog", lambda dialog: dialog.accept())
-        (tmp_path / "end").touch()
-        page.wait_done(RUN)
-        page.wait_text(RUN, r"^done")
-        first = live(page).locator(".dm-job").inner_text()
-        page.run_cell(RUN)
-        page.wait_done(RUN)
-        wait_until(lambda: live(page).count() == 1, "one view")
-        wait_until(
-            lambda: live(page).locator(".dm-job").inner_text() != first, "the other run"
-        )
-        second = live(page).locator(".dm-job").inner_text()
-        page.reload()
-        page.wait_text(RUN, second)
-        assert first not in page.shown(), "it was replaced"
-        write(page, RUN, "print('something else')")
-        page.run_cell(RUN)
-        page.wait_text(RUN, "^something else")
-        wait_until(lambda: live(page).count() == 0, "no view")
-        write(page, NEXT, "from distmagic.screens import notebook\n[one._is_closed for one in notebook._ended]")  # fmt: skip
-        wait_until(
-            lambda: "False" not in answer(page, NEXT), "the kernel to have heard of it"
-        )
-        page.save()
-        page.reload()
-        page.run_cell(NEXT)
-        page.wait_done(NEXT)
-        assert page.cell(RUN).locator(".dm-live").count() == 0
-        assert "2 ranks" not in page.shown(), "nothing comes back"
-
-
-@in_jupyterlab
 def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
     tmp_path, notebooks
 ):
@@ -275,46 +240,6 @@ def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
         assert "its outcome was not saved" in text
         assert "loss" in text, "with its curves"
         assert page.page.get_by_text("model not found").count() == 0
-
-
-@in_jupyterlab
-def test_output_is_filtered_and_a_selection_stays_while_lines_pour_in(
-    tmp_path, notebooks
-):
-    with opened(notebooks, tmp_path) as page:
-        wait_until(
-            lambda: any("[2 ranks] all are at " in line for line in lines(page)),
-            "one line of two",
-        )
-        live(page).get_by_label("show only one rank").select_option("1")
-        live(page).get_by_label("show only lines with this text").fill("STEP")
-        seen = lines(page)
-        assert seen
-        assert all(re.search(r"step \d+ of rank 1$", line) for line in seen)
-        live(page).get_by_label("show only lines with this text").fill("")
-        live(page).get_by_label("show only one rank").select_option("")
-        live(page).get_by_label("show only one stream").select_option("stderr")
-        wait_until(lambda: lines(page) == ["[rank 1 localhost] ValueError: only a line"], "the error alone")  # fmt: skip
-        live(page).get_by_label("show only one stream").select_option("")
-        button(page, "First error").click()
-        found = live(page).locator(".dm-log-lines .dm-found")
-        assert "ValueError: only a line" in found.inner_text()
-        found.select_text()
-        before = page.page.evaluate("document.getSelection().toString()")
-        top = live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop")
-        count = len(lines(page))
-        wait_until(lambda: len(lines(page)) > count + 10, "more lines")
-        assert page.page.evaluate("document.getSelection().toString()") == before
-        assert live(page).locator(".dm-log-lines").evaluate("pane => pane.scrollTop") == top  # fmt: skip
-        assert before.strip().endswith("ValueError: only a line")
-        button(page, "Detach").click()
-        page.wait_done(RUN)
-        page.wait_text(
-            RUN, r"^detached\s+(\d+%\s+)?\d\d:\d\d:\d\d · 2 ranks on localhost"
-        )
-        for name in ("Stop", "Stacks", "Detach"):
-            assert not button(page, name).is_visible(), "nobody follows it any more"
-        assert " left" not in live(page).locator(".dm-head").inner_text()
 
 
 @in_jupyterlab

@@ -16,7 +16,6 @@ from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import summary
 from distmagic.state.model import OutputLine, RunState
 from tests import scenes
-from tests.bench import crowd_page
 from tests.browser.plain_page import THEMES, WIDTHS
 from tests.browser.screenshots import shown
 from tests.builders.terms import on_terms
@@ -82,15 +81,6 @@ def test_one_of_64_ranks_that_failed_is_on_top_and_all_are_folded(page):
     assert fold.locator("tr").first.is_hidden()
     fold.locator("summary").click()
     assert fold.locator("tr").count() == 65
-
-
-def test_the_bench_sees_the_frames_of_a_page_that_shows_1024_ranks(page):
-    page.open("light")
-    assert crowd_page.frames_ms(page, seconds=0.3) > 0
-    # All ranks move meanwhile: which step it shows depends on how long a slow machine took.
-    steps = re.compile(r"^30\d-30\d/500$")
-    hosts = page.page.locator(".dm-part-table td", has_text=steps)
-    hosts.nth(50).wait_for(state="attached")
 
 
 def test_standing_still_is_said_and_where_the_ranks_are_comes_by_itself(page):
@@ -186,27 +176,6 @@ def test_hostile_words_of_hosts_do_nothing_in_a_page(page):
     assert page.page.evaluate("window.harm") is None
 
 
-def test_more_metrics_than_six_are_said_and_can_be_chosen(page):
-    page.page.set_viewport_size({"width": 1400, "height": 900})
-    page.open("light")
-    state = scenes.running()
-    (one,) = {name: series for name, series in state.series[0].items() if name == "loss"}.values()  # fmt: skip
-    names = [f"eval/m{i}" for i in range(9)]
-    table = {rank: dict.fromkeys(names, one) for rank in state.series}
-    page.show(replace(state, series=table))
-    figures = page.page.locator("figure.dm-curve")
-    assert figures.count() == 6
-    summary = page.page.locator(".dm-chooser summary")
-    assert summary.inner_text() == "6 of 9 metrics shown"
-    summary.click()
-    page.page.get_by_label("eval/m8").check()
-    assert figures.count() == 7
-    tops = figures.evaluate_all(
-        "all => all.map(one => Math.round(one.getBoundingClientRect().top))"
-    )
-    assert tops[0] == tops[1] == tops[2], "three a row"
-
-
 def test_a_pointer_reads_every_rank_beside_one_that_is_no_number(page):
     """Rank 0 is NaN from step 8 on, rank 3 was slower than the others."""
     series = {}
@@ -269,20 +238,3 @@ def test_a_page_of_nbconvert_shows_it_all_without_a_network(page):
     assert "Traceback" in run.locator("pre").first.inner_text()
     first = run.locator("figure.dm-curve svg").first.bounding_box()
     assert first["width"] > 200
-
-
-def test_without_style_and_drawings_there_are_table_and_curves_of_text(page):
-    """As a code host shows it, and JupyterLab a notebook that is not trusted."""
-    html = exported(scenes.done())
-    html = re.sub(r"<(style|svg|script)\b.*?</\1>", "", html, flags=re.DOTALL)
-    html = re.sub(r'class="[^"]*"', "", html)
-    page.page.set_content(html)
-    text = page.page.locator("body").inner_text()
-    assert re.search(r"done\s+100%", text)
-    assert "4 ranks on gpu-a, gpu-b" in text
-    sparks = re.findall(r"[▁▂▃▄▅▆▇█]{8,} [\d.e-]+ to [\d.e-]+", text)
-    assert len(sparks) == len(render.chart_data(scenes.done()))
-    colours = page.page.locator("td span").evaluate_all(
-        "all => all.map(one => getComputedStyle(one).color)"
-    )
-    assert set(colours) == {"rgb(47, 158, 87)"}, "that of a rank that is done"

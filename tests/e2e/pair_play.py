@@ -206,10 +206,7 @@ def launch(pair: Pair, lab: Any, token: str, screen: runner.Watch, **more: bool)
             misdeeds.append(
                 (moment.rank, moment.step, as_value(strike.row.way.misdeed))
             )
-    options: dict[str, Any] = {
-        "lease_s": LEASE_S,
-        "node_lost_after_s": 20.0,
-    }
+    options: dict[str, Any] = {"lease_s": LEASE_S, "node_lost_after_s": 20.0}
     if pair.job.kind == "elastic":
         # Members that hear the lead and not each other wait for ever, but for this limit.
         options |= {

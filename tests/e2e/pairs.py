@@ -83,15 +83,9 @@ _BELOW = ("rank", "torchrun", "agent")
 STEP_S = 0.05
 FEW_STEPS, MANY_STEPS = 60, 110
 # Bytes; a large one goes from host to host.
-SMALL_PAYLOAD, LARGE_PAYLOAD = (
-    10_000,
-    12 << 20,
-)
+SMALL_PAYLOAD, LARGE_PAYLOAD = (10_000, 12 << 20)
 # Bytes; a small one comes with the end of the run.
-SMALL_RESULT, LARGE_RESULT = (
-    1000,
-    3 << 20,
-)
+SMALL_RESULT, LARGE_RESULT = (1000, 3 << 20)
 
 
 def _takes_part(fault: Fault) -> bool:

@@ -79,14 +79,6 @@ from tests.e2e.programs import count_until
 from tests.e2e.runner import as_value
 distmagic.run(as_value(count_until), "~/go", {seconds}, hosts="dm1:1,dm2:1", access=Access(ssh_config={config!r}, warm_idle_s=0.0), screen=runner.Watch())
 """
-STUBBORN_KERNEL = """
-import distmagic
-from distmagic.request.access import Access
-from tests.e2e import runner
-from tests.e2e.programs import stubborn
-from tests.e2e.runner import as_value
-distmagic.run(as_value(stubborn), hosts="dm1:2,dm2:1", access=Access(ssh_config={config!r}, lease_s=3.0, warm_idle_s=0.0), screen=runner.Watch())
-"""
 
 
 def fail_at_first(lr: float, seed: int) -> tuple[float, int, int, str]:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 
 import pytest
 
-import distmagic
-from distmagic.connection.link import Link
-from distmagic.errors import Cancelled, RunError, WorkerFailed
+from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.outcome.run import Run
-from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import STUBBORN_KERNEL, stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
-from tests.lab.waiting import HANG_S, wait_until
+from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -104,21 +96,6 @@ def test_an_exception_whose_text_is_huge_and_whose_stderr_is_broken(warm_lab):
     assert " characters left out ..." in error.remote_traceback
 
 
-def test_a_process_that_fails_after_its_rank_has_returned(warm_lab):
-    def crash_at_exit() -> str:
-        import atexit
-        import os
-        import signal
-
-        atexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))
-        return "kept"
-
-    error = run_all(warm_lab, crash_at_exit)
-    assert isinstance(error, WorkerFailed)
-    assert "(SIGABRT: " in error.message
-    assert error.run.results[0] == "kept"
-
-
 def test_children_that_leave_the_function_are_not_the_rank(warm_lab):
     def fork_and_raise() -> str:
         import os
@@ -163,17 +140,6 @@ def test_handlers_that_raise_do_not_hide_the_end(warm_lab):
     assert "RuntimeError" in error.message
 
 
-def test_a_child_that_writes_for_ever_ends_with_its_rank(warm_lab):
-    def leave_a_flood() -> int:
-        import subprocess
-
-        subprocess.Popen(["yes"])
-        return 1
-
-    run = runner.run_warm(warm_lab, "dm1:1", leave_a_flood, timeout_s=HANG_S)
-    assert run.results[0] == 1
-
-
 def test_a_cache_that_was_cut_short_is_sent_again(warm_lab):
     """As hosts leave it that lose their power: the name is there, the bytes are not."""
     assert runner.run_warm(warm_lab, "dm1:1", int).results[0] == 0
@@ -183,85 +149,51 @@ def test_a_cache_that_was_cut_short_is_sent_again(warm_lab):
     assert runner.run_warm(warm_lab, "dm1:1", int).results[0] == 0
 
 
-# Rows of the fault table are the other two in `make test`.
-LEAVES_NOTHING = pytest.mark.promise(
-    "a run leaves no process and no temporary file however it ends"
-)
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param("well", marks=LEAVES_NOTHING),
-        "failure",
-        pytest.param("interrupt", marks=LEAVES_NOTHING),
-        "killed kernel",
-    ],
-)
+# Rows of the fault table are those of a rank that fails and of a kernel that is killed.
+@pytest.mark.promise("a run leaves no process and no temporary file however it ends")
+@pytest.mark.parametrize("end", ["well", "interrupt"])
 def test_nothing_stays_on_hosts(lab, end):
     """Each rank leaves a child that ignores SIGTERM, and torchrun has made a directory for its errors."""
 
     def temporary() -> list[tuple[str, ...]]:
         return [names for host in lab.hosts[:2] for names in (host.files("/tmp"), host.listdir("/tmp"))]  # fmt: skip
 
-    def sleeps() -> list[int]:
-        return [
-            sum("sleep" in p.cmdline for p in host.processes())
-            for host in lab.hosts[:2]
-        ]
+    def sleeps() -> int:
+        processes = [one for host in lab.hosts[:2] for one in host.processes()]
+        return sum("sleep" in one.cmdline for one in processes)
 
     before = temporary()
-    if end == "killed kernel":
-        script = textwrap.dedent(STUBBORN_KERNEL.format(config=str(lab.ssh_config)))
-        kernel = subprocess.Popen(
-            [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    struck: list[bool] = []
+
+    def strike() -> None:
+        # The child is a shell, which has yet to start its sleep.
+        wait_until(lambda: temporary() != before and sleeps() > 0, "something to leave")
+        struck.append(True)
+        if end == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+        for host in lab.hosts[:2]:
+            (host.home / "go-on").touch()
+
+    screen = runner.Watch(at_work(1), strike)
+    if end == "well":
+        run = runner.run(
+            lab, "dm1:2,dm2:1", as_value(leave_a_child), end, screen=screen
         )
-        try:
-            wait_until(
-                lambda: sleeps()[0] >= 4 and sleeps()[1] >= 2,
-                "ranks and their children",
-            )
-            assert temporary() != before
-        finally:
-            kernel.kill()
-            kernel.wait()
+        assert all(run.results[rank] for rank in range(3))
     else:
-        struck: list[bool] = []
-
-        def strike() -> None:
-            # The child is a shell, which has yet to start its sleep.
-            wait_until(
-                lambda: temporary() != before and sum(sleeps()) > 0,
-                "something to leave",
-            )
-            struck.append(True)
-            if end == "interrupt":
-                signal.raise_signal(signal.SIGINT)
-            for host in lab.hosts[:2]:
-                (host.home / "go-on").touch()
-
-        def start() -> Run:
-            screen = runner.Watch(at_work(1), strike)
-            leave = as_value(leave_a_child)
-            return runner.run(lab, "dm1:2,dm2:1", leave, end, screen=screen)
-
-        if end == "well":
-            run = start()
-            assert all(run.results[rank] for rank in range(3))
-        else:
-            with pytest.raises(RunError) as caught:
-                start()
-            kinds = {"failure": (WorkerFailed,), "interrupt": (Cancelled, KeyboardInterrupt)}  # fmt: skip
-            assert all(isinstance(caught.value, kind) for kind in kinds[end])
-            phases = {"failure": "failed", "interrupt": "stopped"}
-            assert caught.value.run.state.phase == phases[end]
-        assert struck == [True], "there was something to leave"
+        error = runner.failure(
+            lab, "dm1:2,dm2:1", as_value(leave_a_child), end, screen=screen
+        )
+        assert isinstance(error, Cancelled)
+        assert isinstance(error, KeyboardInterrupt)
+        assert error.run.state.phase == "stopped"
+    assert struck == [True], "there was something to leave"
     lab.assert_clean()
-    assert (sleeps(), temporary()) == ([0, 0], before)
+    assert (sleeps(), temporary()) == (0, before)
 
 
 def leave_a_child(end: str) -> str:
-    """Leave a child that ignores SIGTERM; then end well, fail, or go on for ever. Rank 2 is the one that fails."""
+    """Leave a child that ignores SIGTERM; then end well, or go on for ever."""
     import os
     import pathlib
     import subprocess
@@ -275,26 +207,4 @@ def leave_a_child(end: str) -> str:
     distmagic.report(step=1)
     while end == "interrupt" or not (pathlib.Path.home() / "go-on").exists():
         time.sleep(0.02)
-    if end == "failure" and os.environ["RANK"] == "2":
-        raise ValueError("enough")
     return os.environ["TORCHELASTIC_ERROR_FILE"]
-
-
-def test_interrupts_while_the_agents_start(lab, monkeypatch):
-    start = Link.start
-
-    def start_interrupted(self: Link, request: object) -> None:
-        start(self, request)
-        for _ in range(3):
-            # From a thread: the main one, which waits, is interrupted.
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Link, "start", start_interrupted)
-    with pytest.raises(Cancelled):
-        distmagic.run(
-            as_value(stubborn),
-            hosts="dm1:1,dm2:1",
-            access=runner.access(lab),
-            screen=runner.Watch(),
-        )
-    lab.assert_clean()  # agents whose ranks are gone may wait for each other

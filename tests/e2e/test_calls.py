@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from distmagic.errors import Hung, WorkerFailed
 from distmagic.render.overview import overview
 from distmagic.state.model import RunState
 from tests.e2e import runner
-from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -37,8 +35,6 @@ def part(kind: str) -> None:
         dist.all_reduce(torch.ones(8))  # MARK size
     elif kind == "early":
         return
-    elif kind == "receive":
-        dist.recv(x, 0)  # MARK receive
     while True:
         time.sleep(0.1)
 
@@ -70,41 +66,28 @@ class Seen:
         return bool(found)
 
 
-def hung(lab: Lab, fn: Callable[..., object], *args: object) -> tuple[Hung, Seen]:
-    seen = Seen()
-    screen = runner.Watch(seen.has_words)
-    error = runner.failure_warm(
-        lab, "dm1:1,dm2:1", fn, *args, screen=screen, hang_timeout_s=25.0
-    )
-    assert isinstance(error, Hung)
-    return error, seen
-
-
 RANK_1 = "rank 1 (dm2, local_rank 0)"
 RANK_0 = "rank 0 (dm1, local_rank 0)"
 
 
-@pytest.mark.parametrize("kind", ["call", "receive"])
-def test_ranks_that_part_are_named_by_their_calls(warm_lab: Lab, kind: str) -> None:
+def test_ranks_that_part_are_named_by_their_calls(warm_lab):
     """The view has it within 15 s, before the hang's own limit, and torch reports nothing for its 30 minutes."""
-    error, seen = hung(warm_lab, part, kind)
-    first = f"{HERE}, line {line_of('first')}"
-    if kind == "call":
-        sentence = (
-            f"{RANK_1} calls broadcast [4] at {HERE}, line {line_of('call')} where {RANK_0} calls all_reduce [4] "
-            f"at {first} (call 3 of the default group)"
-        )
-        assert sentence in error.message
-        assert sentence in seen.words
-    else:
-        awaited = f"Look at {RANK_1} first: the others wait for it in call 3 of the default group, all_reduce [4]."
-        assert awaited in error.hint
-        assert awaited in seen.words
-    assert f"line {line_of(kind)}" in error.stacks
+    seen = Seen()
+    error = runner.failure_warm(
+        warm_lab, "dm1:1,dm2:1", part, "call", screen=runner.Watch(seen.has_words), hang_timeout_s=25.0
+    )  # fmt: skip
+    assert isinstance(error, Hung)
+    sentence = (
+        f"{RANK_1} calls broadcast [4] at {HERE}, line {line_of('call')} where {RANK_0} calls all_reduce [4] "
+        f"at {HERE}, line {line_of('first')} (call 3 of the default group)"
+    )
+    assert sentence in error.message
+    assert sentence in seen.words
+    assert f"line {line_of('call')}" in error.stacks
     assert seen.after_s >= 10.0  # no step that is long is a hang
 
 
-def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab: Lab) -> None:
+def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab):
     """By itself gloo aborts a rank, and reports two numbers of bytes."""
     error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", part, "size")
     assert isinstance(error, WorkerFailed)
@@ -116,9 +99,7 @@ def test_ranks_that_send_different_sizes_are_named_with_both(warm_lab: Lab) -> N
     assert sentence in error.hint
 
 
-def test_a_rank_that_left_early_is_named_with_the_call_that_it_has_not_made(
-    warm_lab: Lab,
-) -> None:
+def test_a_rank_that_left_early_is_named_with_the_call_that_it_has_not_made(warm_lab):
     error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", part, "early")
     assert isinstance(error, WorkerFailed)
     assert (

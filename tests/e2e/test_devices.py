@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +15,6 @@ import distmagic
 from distmagic.api import session
 from distmagic.errors import Cancelled, PreflightError, RunError
 from distmagic.names import owner
-from distmagic.outcome.detached import Detached
-from distmagic.payload import bundle
 from distmagic.remote.system import processes
 from distmagic.session.background import BackgroundRun
 from tests.e2e import faults, runner
@@ -29,27 +24,6 @@ from tests.lab import Lab, LabHost
 from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
-
-
-# A second user of a host: takes device 0, and gives it back.
-SECOND_USER = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-from distmagic.remote.system import facts
-from distmagic.remote.system.device_claims import DeviceClaims
-facts.nvidia_uuids()  # imports what it needs, from a home that only its user can read
-os.setgroups([])
-os.setgid(1)
-os.setuid(1)
-claims = DeviceClaims()
-for line in iter(sys.stdin.readline, ""):
-    if line == "release\\n":
-        claims.release()
-        before = ()
-    else:
-        before = claims.take("theirs", ("0",))
-    print(json.dumps([[one.owner, one.job] for one in before]), flush=True)
-"""
 
 
 @pytest.fixture
@@ -204,43 +178,3 @@ def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(gpus):
     assert dict(last.wait(HANG_S).results) == {0: "1"}
     for host in gpus.hosts[:2]:
         wait_until(lambda h=host: not claims(h), "no claim to be left")
-
-
-def test_a_job_that_is_to_be_detached_waits_for_that_of_another_user_who_waits_for_it(
-    gpus,
-):
-    host = gpus.hosts[0]
-    shutil.copy(bundle.build().path, host.home / "bundle.zip")
-    command = host.command(["python3", "-c", SECOND_USER, "/home/node/bundle.zip"])
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as second_user:
-
-        def ask(line: str) -> list[list[Any]]:
-            print(line, file=second_user.stdin, flush=True)
-            answer: list[list[Any]] = json.loads(second_user.stdout.readline())
-            return answer
-
-        assert ask("take") == []
-        waited: list[str] = []
-
-        def free_it() -> None:
-            waited.append(screen.last.nodes[0].waits_for)
-            assert ask("release") == []
-
-        screen = runner.Watch(lambda state: state.phase == "waiting", free_it)
-        left = distmagic.run(
-            as_value(until_go),
-            hosts="dm1",
-            devices=(0,),
-            detach=True,
-            access=runner.access(gpus),
-            screen=screen,
-        )
-        assert isinstance(left, Detached)
-        (text,) = waited
-        assert "device 0, held by job theirs of daemon" in text
-        assert ask("take") == [["root", left.job]]
-        (host.home / "go").touch()
-        assert dict(left.attach().results) == {0: "0"}
-        wait_until(lambda: ask("take") == [], "the other user to have the device")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from distmagic import cli
 from distmagic.diagnosis.report import Report
-from distmagic.errors import Hung, RendezvousFailed
+from distmagic.errors import RendezvousFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.doctor import examine
 from tests.e2e.runner import all_reduce, as_value, reach, run
@@ -257,28 +258,16 @@ def send_at(host: LabHost, megabits: int, slowly_to: LabHost | None = None) -> N
     host.is_to_be_mended()
 
 
-def slow_host(lab: Lab) -> None:
-    for host, megabits in zip(lab.hosts, (160, 80, 160), strict=True):
-        send_at(host, megabits)
-
-
-def slow_link(lab: Lab) -> None:
-    one, other, third = lab.hosts
+def test_a_slow_link_is_told_from_a_slow_host(ended, capsys):
+    one, other, third = ended.hosts
     send_at(one, 160, slowly_to=other)
     send_at(other, 160, slowly_to=one)
     send_at(third, 160)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "check"),
-    [(slow_host, "bandwidth"), (slow_link, "bandwidth with dm1")],
-)
-def test_a_slow_host_is_told_from_a_slow_link(ended, capsys, spoil, check):
-    spoil(ended)
     words = ["doctor", "--collective", "--json", "--hosts", "dm1,dm2,dm3"]
     assert cli.main([*words, *way(ended)]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
-    assert [(one["host"], one["check"]) for one in findings] == [("dm2", check)]
+    found = [(one["host"], one["check"]) for one in findings]
+    assert found == [("dm2", "bandwidth with dm1")]
 
 
 # ---- by itself
@@ -288,18 +277,8 @@ def test_under_a_rendezvous_that_failed_stands_what_is_wrong(lab):
     lab.hosts[0].drop(port=29533)
     with pytest.raises(RendezvousFailed) as caught:
         run(lab, "dm1:1,dm2:1,dm3:1", as_value(all_reduce), master_port=29533)
-    assert "error: dm1: no other host can dial it at 10.99.0.11, port 29533" in str(
-        caught.value
-    )
-
-
-def test_under_a_hang_of_healthy_hosts_stands_nothing(lab):
-    def wait() -> None:
-        import time
-
-        time.sleep(600)
-
-    with pytest.raises(Hung) as caught:
-        run(lab, "dm1:1,dm2:1", wait, hang_timeout_s=3)
-    assert "warning:" not in caught.value.hint
-    assert "error:" not in caught.value.hint
+    address = lab.hosts[0].address
+    dialled = rf"dm[23] can't dial dm1 at {re.escape(address)} port 29533"
+    assert re.search(dialled, caught.value.message), caught.value.message
+    found = f"error: dm1: no other host can dial it at {address}, port 29533"
+    assert found in str(caught.value)

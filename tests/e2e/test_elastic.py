@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,13 @@ import pytest
 
 import distmagic
 from distmagic.api import session
-from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, NodeLost, Unreachable, UsageError
+from distmagic.errors import Unreachable, UsageError
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.planning.jobs import known_whereabouts, whereabouts
 from distmagic.render.overview import overview
 from distmagic.request.hosts import parse_hosts
 from distmagic.state.model import RunState
-from tests.builders.golden import Golden
 from tests.e2e import faults, runner
 from tests.e2e.runner import as_value, reach
 from tests.lab import Lab
@@ -105,7 +102,7 @@ class Fault(runner.Watch):
 @pytest.mark.promise(
     "an elastic job shrinks when it loses a host and grows when the host returns"
 )
-def test_lost_host_of_an_elastic_job(lab: Lab) -> None:
+def test_lost_host_of_an_elastic_job(lab):
     seen = Fault(lab)
     run = runner.run_warm(
         lab, "dm1:1,dm2:1,dm3:1", train, 2, screen=seen, nnodes=(2, 3), max_restarts=3,
@@ -169,19 +166,13 @@ def is_at_work(state: RunState) -> bool:
 
 
 def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_their_torchrun_is_killed(
-    lab: Lab, golden: Golden
-) -> None:
+    lab, golden
+):
     for host in (lab.hosts[0], lab.hosts[2]):
         host.kill()
     late = Late(lab)
     run = runner.run(
-        lab,
-        "dm1:1,dm2:1,dm3:1",
-        train,
-        2,
-        screen=late,
-        nnodes=(1, 3),
-        max_restarts=5,
+        lab, "dm1:1,dm2:1,dm3:1", train, 2, screen=late, nnodes=(1, 3), max_restarts=5
     )
     worlds = [size for _, size in run.results[0]["worlds"]]
     assert (worlds[0], worlds[-1], worlds.count(3)) == (1, 3, 2), (
@@ -200,35 +191,6 @@ def test_hosts_that_are_down_at_the_start_join_when_they_are_up_and_again_when_t
     golden(*away)
     (notice,) = killed
     golden(notice.replace(late.killed, "HOST"))
-
-
-def return_unless_third() -> int:
-    """Return the rank, but for the third of them, which does not end by itself."""
-    import os
-    import time
-
-    while os.environ["RANK"] == "2":
-        time.sleep(1)
-    return int(os.environ["RANK"])
-
-
-def have_two_returned(state: RunState) -> bool:
-    phases = [worker.phase for worker in state.workers.values()]
-    return sorted(phases) == ["done", "done", "running"]
-
-
-@pytest.mark.timeout(280)
-def test_a_host_that_is_lost_after_the_other_ranks_have_returned_is_not_waited_for(
-    lab: Lab,
-) -> None:
-    """By itself torchrun would wait for its end for 300 s, longer than this test may take."""
-    screen = runner.Watch(have_two_returned, lab.hosts[2].kill)
-    run = runner.run(
-        lab, "dm1:1,dm2:1,dm3:1", return_unless_third, screen=screen, nnodes=(2, 3), max_restarts=1,
-        node_lost_after_s=LOST_S,
-    )  # fmt: skip
-    assert dict(run.results) == {0: 0, 1: 1}
-    assert [run.state.nodes[node].host for node, _ in run.state.lost] == ["dm3"]
 
 
 def wait_for_ever() -> None:
@@ -250,8 +212,8 @@ def left_alone(lab: Lab) -> Detached:
 
 
 def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    lab, monkeypatch, tmp_path
+):
     lab.hosts[0].kill()
     left = left_alone(lab)
     assert left.hosts == ("dm2", "dm3")
@@ -283,52 +245,6 @@ def test_a_job_that_began_without_a_host_is_found_again_and_takes_it_in(
     lab.assert_clean()
 
 
-def interrupted_while_dm3_joins(lab: Lab, *, has_started: bool) -> runner.Watch:
-    """Return a screen that switches dm3 on when the others work, and interrupts when it is a node, or has started as one."""
-
-    def is_there(state: RunState, _: float) -> bool:
-        return len(state.nodes) == 3 and bool(
-            state.nodes[2].hostname or not has_started
-        )
-
-    steps = [
-        (lambda state, _: len(state.workers) == 2, lambda lab, _: lab.hosts[2].start()),
-        (is_there, lambda *_: signal.raise_signal(signal.SIGINT)),
-    ]
-    return faults.Script(lab, steps)
-
-
-def test_an_interrupt_while_a_host_joins(lab: Lab) -> None:
-    lab.hosts[2].kill()
-    error = runner.failure(
-        lab, "dm1:1,dm2:1,dm3:1", wait_for_ever, nnodes=(2, 3), max_restarts=1,
-        screen=interrupted_while_dm3_joins(lab, has_started=False),
-    )  # fmt: skip
-    assert isinstance(error, Cancelled)
-
-
-def test_a_host_comes_to_a_job_that_is_followed_from_another_kernel_and_the_job_is_stopped_at_once(
-    lab: Lab,
-) -> None:
-    lab.hosts[2].kill()
-    left_alone(lab)
-    *hosts, awaited = parse_hosts("dm1,dm2,dm3")
-    (job,) = session().housekeeping.jobs(reach(lab, tuple(hosts)))
-    reaching = session().reach(
-        tuple(hosts),
-        runner.access(lab),
-        NotebookAsker(can_ask=False),
-        spare=(awaited,),
-    )
-    following = session().attach(
-        reaching, job, interrupted_while_dm3_joins(lab, has_started=True)
-    )
-    assert isinstance(following, Detached), "it was only followed"
-    assert following.hosts == ("dm1", "dm2", "dm3")
-    following.stop()
-    lab.assert_clean()
-
-
 FOLLOWER = """
 import json
 from distmagic.api import session
@@ -350,8 +266,8 @@ print(json.dumps([run.results[0], [node.host for node in run.state.nodes], len(r
 
 
 def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_once_when_two_kernels_follow(
-    lab: Lab,
-) -> None:
+    lab,
+):
     left = distmagic.run(
         as_value(train), 2, hosts="dm1:1,dm2:1,dm3:1", nnodes=(2, 3), max_restarts=3, node_lost_after_s=LOST_S,
         detach=True, access=runner.access(lab), screen=runner.Watch(),
@@ -386,32 +302,9 @@ def test_a_job_that_nobody_watches_goes_on_without_a_lost_host_and_takes_it_in_o
 
 
 @pytest.mark.quick
-def test_too_few_hosts_at_the_start(lab: Lab) -> None:
+def test_too_few_hosts_at_the_start(lab):
     lab.hosts[1].kill()
     with pytest.raises(Unreachable, match=r"^dm2: no answer"):
         runner.run(
             lab, "dm1:1,dm2:1", train, 99, nnodes=(2, 3), max_restarts=3,
         )  # fmt: skip
-
-
-def test_too_few_hosts_end_an_elastic_job(lab: Lab) -> None:
-    error = runner.failure(
-        lab, "dm1:1,dm2:1,dm3:1", train, 99, screen=Both(lab), nnodes=(2, 3), max_restarts=3,
-        node_lost_after_s=LOST_S,
-    )  # fmt: skip
-    assert isinstance(error, NodeLost)
-
-
-class Both(runner.Watch):
-    """Cuts dm2 and dm3 once all three train."""
-
-    def __init__(self, lab: Lab) -> None:
-        super().__init__(
-            lambda state: any((w.step or 0) > 3 for w in state.workers.values()),
-            lambda: _cut(lab),
-        )
-
-
-def _cut(lab: Lab) -> None:
-    for host in lab.hosts[1:3]:
-        host.cut()

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 
 import pytest
 
-from distmagic.errors import (
-    Cancelled,
-    PreflightError,
-    RendezvousFailed,
-    RunError,
-    TimedOut,
-    WorkerFailed,
-)
+from distmagic.errors import Cancelled, PreflightError, TimedOut, WorkerFailed
 from tests.e2e import runner
 from tests.e2e.programs import stubborn
 from tests.e2e.runner import at_work
@@ -99,35 +91,6 @@ def test_an_interrupt_lets_a_rank_save_while_one_of_another_host_waits_for_it(wa
     assert error.run.state.workers[1].phase == "stopped"
 
 
-def test_an_interrupt_of_ranks_that_all_wait_in_c_does_not_last_for_the_grace(warm_lab):
-    def wait() -> None:
-        import torch
-        import torch.distributed as dist
-
-        import distmagic
-
-        dist.init_process_group("gloo")
-        distmagic.report(step=1)
-        dist.recv(torch.zeros(1), 1 - dist.get_rank())
-
-    screen = runner.Watch(at_work(2), lambda: signal.raise_signal(signal.SIGINT))
-    error = runner.failure_warm(
-        warm_lab, "dm1:1,dm2:1", wait, screen=screen, grace_s=3600.0
-    )
-    assert isinstance(error, Cancelled)
-
-
-def test_a_second_interrupt_does_not_wait(warm_lab):
-    def twice() -> None:
-        screen._when = lambda state: state.stopping != ""
-        screen._act = lambda: signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    screen = runner.Watch(at_work(3), twice)
-    error = runner.failure_warm(warm_lab, "dm1:2,dm2:1", stubborn, screen=screen)
-    assert isinstance(error, Cancelled)
-
-
 @pytest.mark.quick
 def test_a_timeout_ends_everything(warm_lab):
     error = runner.failure_warm(warm_lab, "dm1:1", stubborn, timeout_s=4.0)
@@ -142,26 +105,3 @@ def test_a_host_that_can_t_start_takes_the_others_back(warm_lab, golden):
     assert isinstance(error, PreflightError)
     assert error.host == "dm2"
     golden(error.message)
-
-
-def test_a_port_that_is_taken(warm_lab):
-    script = "import socket;s=socket.create_server(('0.0.0.0',29518));print('up',flush=True);input()"
-    command = ["ssh", "-F", str(warm_lab.ssh_config), "dm1", f'python3 -c "{script}"']
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"up\n"
-        error = runner.failure_warm(
-            warm_lab, "dm1:1,dm2:1", stubborn, master_port=29518
-        )
-    finally:
-        holder.communicate()  # end of file on its stdin ends it
-    assert isinstance(error, RunError)
-    assert error.message.startswith("dm1: ")
-    assert " taken " in error.message
-
-
-def test_a_closed_port_between_hosts_has_a_name(lab):
-    lab.hosts[0].drop(port=29517, source=lab.hosts[1])
-    error = runner.failure(lab, "dm1:1,dm2:1", stubborn, master_port=29517)
-    assert isinstance(error, RendezvousFailed)
-    assert f"dm2 can't dial dm1 at {lab.hosts[0].address} port 29517" in error.message

@@ -66,13 +66,6 @@ def test_run_blocks_of_skypilot(lab, export, form, ranks, more):
     assert found[3]["variables"] == {"MY_1": HOSTILE[3], "MY_TOKEN": HOSTILE[4]}
 
 
-def test_a_rank_that_fails_fails_its_run_block(lab, export):
-    folder = export(lab, "skypilot", args=("fail",))
-    done = at_once(lab.hosts[:2], sky_nodes(lab, folder, "task.yaml", {}))
-    assert done[1].returncode != 0
-    assert "exitcode  : 7" in done[1].stderr
-
-
 # ---- OSMO
 
 
@@ -129,13 +122,6 @@ def test_tasks_of_osmo(lab, export, form):
     check_four_ranks(dict(enumerate(found)))
     assert found[3]["args"] == list(HOSTILE)
     assert found[3]["variables"] == {"MY_1": HOSTILE[3], "MY_TOKEN": HOSTILE[1]}
-
-
-def test_a_rank_of_osmo_that_fails_fails_its_task(lab, export):
-    """Of the form without torchrun, whose exit code is the rank's; with it a run block of SkyPilot stands for all."""
-    folder = export(lab, "osmo", "--nodes", "2", args=("fail",))
-    done = at_once(lab.hosts[:2], osmo_nodes(lab, folder, "workflow-ranks.yaml"))
-    assert done[1].returncode == 7
 
 
 # ---- SING Cloud

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.exports import HOSTILE
-from tests.e2e.exports import (
-    VARIABLES,
-    Node,
-    at_once,
-    check_four_ranks,
-    results,
-)
+from tests.e2e.exports import VARIABLES, Node, at_once, check_four_ranks, results
 from tests.e2e.slurm_cells import end_of
 from tests.lab.slurm import SlurmLab
 
@@ -80,16 +74,6 @@ def test_a_rank_that_fails_ends_the_whole_job(slurm, export):
         assert code != 0
         assert words in printed
         slurm.assert_clean()
-
-
-@pytest.mark.needs("slurm")
-def test_a_file_submitted_elsewhere_says_so(slurm, export):
-    folder = export(slurm.lab, "slurm")
-    code, printed = submit(slurm, folder.parent, f"{folder}/job.sbatch")
-    assert code != 0
-    assert "node.sh is not here" in printed
-    for path in folder.parent.glob("*.out"):
-        path.unlink()
 
 
 def test_torchruns_commands_by_hand(lab, export):

@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import distmagic
 from distmagic.api import session
 from distmagic.errors import PreflightError
-from distmagic.session import session as sessions
-from tests import REPOSITORY
 from tests.e2e import runner
 from tests.e2e.runner import at_work
 from tests.lab import LabHost
@@ -24,8 +21,6 @@ from tests.lab import LabHost
 pytestmark = pytest.mark.needs("lab")
 
 SECRET = "hunter2-DO-not-tell".lower()  # this source travels, and is no leak
-JOB = "1121-000000-0badcafe"
-OTHER = 1
 AS_OTHER = (
     "import glob, json, os, socket, sys; os.setgroups([]); os.setgid(1); os.setuid(1)\n"
 )
@@ -145,18 +140,10 @@ def test_another_user_sees_nothing_and_reaches_nothing(lab):
 
     watch = runner.Watch(at_work(2), attack)
     run = runner.run(
-        lab,
-        "dm1:2",
-        work_until_told,
-        "/home/node",
-        screen=watch,
-        env={"WORD": SECRET},
+        lab, "dm1:2", work_until_told, "/home/node", screen=watch, env={"WORD": SECRET}
     )
     # The umask of the log-in is the ranks' business.
-    assert dict(run.results) == {
-        0: 0,
-        1: 0,
-    }
+    assert dict(run.results) == {0: 0, 1: 0}
     assert found["heard"] == [""] * 4
     assert found["seen"] == found["argv"] == found["here"] == []
     assert run.state.phase == "done"
@@ -180,33 +167,6 @@ def _cmdline(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
-
-
-@pytest.mark.parametrize("what", ["a directory", "a link"])
-def test_a_socket_directory_that_was_there_before(lab, monkeypatch, what):
-    host = lab.hosts[0]
-    ask = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from distmagic.remote.records import places"
-    path = host.exec(
-        ["python3", "-c", f"{ask}; print(places.run_dir({JOB!r}, 0))"]
-    ).stdout.strip()
-    assert path.startswith(f"/tmp/distmagic-{os.getuid()}-")
-    monkeypatch.setattr(sessions, "new_job", lambda: JOB)
-    host.exec(["mkdir", "-m", "700", "/home/node/precious"]).check_returncode()
-    make = (
-        f"os.mkdir({path!r}, 0o777)"
-        if what == "a directory"
-        else f"os.symlink('/home/node/precious', {path!r})"
-    )
-    as_other(host, make)
-    with pytest.raises(PreflightError) as caught:
-        distmagic.run(
-            int, hosts="dm1:1", access=runner.access(lab), screen=runner.Watch()
-        )
-    assert caught.value.message == f"dm1: [Errno 17] File exists: '{path}'."
-    assert host.listdir("/home/node/precious") == ()
-    assert host.exec(["ls", "-A", f"{path}/"]).stdout == ""
-    assert host.exec(["rm", "-r", path]).returncode == 0
-    lab.assert_clean()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from tests.e2e.nodes import (
     CONVERT,
     FAILING,
     RUN,
-    SECRET,
     TRAIN,
     srun,
     write_notebook,
@@ -168,55 +166,6 @@ def test_without_any_proof_no_node_trains_alone_unless_that_is_meant(slurm, fold
         assert seen(lines_of(task, meant.stdout)) == ["rank 0 of 1, sum 0, args []"]
 
 
-def on_node(node: int, text: str, then: str) -> tuple[str, ...]:
-    """Return a command that does something else on one node first."""
-    return (
-        "sh",
-        "-c",
-        f"if [ $SLURM_NODEID = {node} ]; then {text}; fi; exec {then}",
-    )
-
-
-def test_nodes_that_do_not_meet_say_why(slurm, folder):
-    """Four jobs at the same time, in which most of the time is patience."""
-    (folder / "other.py").write_text("print('another one')\n")
-    secret = "export DISTMAGIC_SECRET='another one of 16 or more'"
-    other = f"exec {shlex.join([*RUN, 'other.py'])}"
-    ways = [
-        on_node(
-            1, "exit 0", shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
-        ),
-        on_node(1, secret, shlex.join([*RUN, "--connect-timeout", "1", "train.py"])),
-        on_node(1, other, shlex.join([*RUN, "train.py"])),
-        on_node(
-            0, "exit 0", shlex.join([*RUN, "--connect-timeout", "0.5", "train.py"])
-        ),
-    ]
-    with ThreadPoolExecutor(len(ways)) as pool:
-        found = pool.map(lambda way: srun(slurm, folder, *way), ways)
-    absent, wrong, different, without_lead = found
-
-    assert absent.returncode == 1
-    told = rf"{slurm.names[1]}: node 1 of Slurm job \d+ has not come within 10 s\."
-    assert re.search(told, lines_of(0, absent.stderr)), absent
-
-    assert wrong.returncode == 1
-    told = lines_of(1, wrong.stderr)
-    assert "has another DISTMAGIC_SECRET than this node, 1." in told
-    assert "with the same DISTMAGIC_SECRET" in lines_of(0, wrong.stderr)
-    assert SECRET not in wrong.stdout + wrong.stderr
-
-    assert different.returncode == 2
-    for task in (0, 1):
-        told = lines_of(task, different.stderr)
-        assert f"{slurm.names[1]}: node 1 of Slurm job" in told
-        assert "runs another cell or script" in told
-
-    assert without_lead.returncode == 1
-    told = rf"{slurm.names[0]}: node 0 of Slurm job \d+ has not answered node 1 "
-    assert re.search(told, lines_of(1, without_lead.stderr)), without_lead
-
-
 def test_a_batch_script_is_on_one_node_alone_unless_it_says_on_slurm(slurm, folder):
     out = folder / "batch.out"
     on_slurm = ("--on", "slurm", "--python", sys.executable, "--cold", "train.py")
@@ -267,12 +216,3 @@ def test_a_notebook_on_two_nodes_is_written_on_both_whatever_fails(slurm, folder
         assert "WorkerFailed" in cells[5]
         assert "ValueError: this rank fails" in cells[5]
         assert "runs another cell or script" in cells[6]
-
-
-def test_a_notebook_that_fails_before_the_cell(slurm, folder):
-    dies = "import os\nif os.environ['SLURM_NODEID'] == '1':\n    os._exit(3)"
-    cell = CELLS[1].replace("-o run", "--connect-timeout 0.25")
-    code, shown = executed(slurm, folder, (CELLS[0], dies, cell))
-    assert code == 1, "the other one's nbconvert has lost its kernel"
-    assert f"{slurm.names[1]}: node 1 of Slurm job" in shown[0][2]
-    assert "has not come within 5 s." in shown[0][2]

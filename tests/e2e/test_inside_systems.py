@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,29 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.nodes import (
-    CELLS,
-    CONVERT,
-    FAILING,
-    RUN,
-    SECRET,
-    TRAIN,
-    on_all,
-    write_notebook,
-    written,
-)
+from tests.e2e.nodes import RUN, SECRET, TRAIN, on_all
 from tests.lab import Lab, wait_until
 
 pytestmark = pytest.mark.needs("lab")
 
 ALL = {"DISTMAGIC_SECRET": SECRET}
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=1")
-OF_SLURM = {  # around a task of SkyPilot on Slurm
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "sx[1-2]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NNODES": "2",
-}
 
 
 @pytest.fixture
@@ -148,13 +130,6 @@ def test_a_plain_program_that_calls_run(lab, folder):
     assert "RESULTS {2: 10.0, 3: 10.0}\n" in other.stdout, "its own ranks'"
 
 
-def test_skypilot_on_slurm_with_three_nodes(lab, folder):
-    nodes = [OF_SLURM | skypilot(lab, node, 3) for node in range(3)]
-    lead, *others = run(lab, folder, nodes, "train.py")
-    assert seen(lead) == [f"rank {rank} of 3, sum 3, args []" for rank in range(3)]
-    assert [done.returncode for done in (lead, *others)] == [0, 0, 0], others
-
-
 def test_names_of_sing_cloud_that_resolve_late(lab, folder):
     lines = "".join(
         f"{host.address} {sing(lab, node)['SING_HOST_ADDR']}\n"
@@ -195,36 +170,3 @@ def test_torchrun_by_hand_starts_a_process_a_rank(lab, folder):
     assert sorted(seen(done[0]) + seen(done[1])) == [
         f"rank {rank} of 4, sum 6, args ['alone']" for rank in range(4)
     ]
-
-
-def test_a_notebook_on_both_nodes_is_written_also_when_a_rank_fails(lab, folder):
-    """Both are started by torchrun, which takes from PET_* all but the number of processes."""
-    write_notebook(folder / "train.ipynb", (*CELLS[:3], FAILING))
-    convert = shlex.join([sys.executable, *TORCHRUN, *CONVERT])
-    line = f"exec {convert} --output out$PET_NODE_RANK.ipynb train.ipynb"
-    nodes = [by_hand(lab, 0), by_hand(lab, 1)]
-    done = on_all(lab.hosts[:2], folder, nodes, ["sh", "-c", line])
-    assert [one.returncode for one in done] == [0, 0], done
-    shown = written(folder)
-    assert sorted(shown) == [0, 1]
-    lead, follower = shown[0], shown[1]
-    assert "inside torchrun job " in lead[1]
-    assert "node 0 of 2: leads 1 other node." in lead[1]
-    assert "FIRST {0: (0, 1.0), 1: (1, 1.0)}" in lead[2]
-    assert "inside torchrun job " in follower[1]
-    assert "node 1 of 2: follows node 0, " in follower[1]
-    assert "FIRST {1: (1, 1.0)}" in follower[2], "its own rank's result alone"
-    for cells in (lead, follower):
-        assert "WorkerFailed" in cells[3]
-        assert "ValueError: this rank fails" in cells[3]
-
-
-# ---- what goes wrong
-
-
-def test_variables_that_are_half_set_are_named(lab, folder):
-    half = skypilot(lab, 0)
-    del half["SKYPILOT_NUM_NODES"]
-    (done,) = run(lab, folder, [OF_SLURM | half], "train.py")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Inside SkyPilot: SKYPILOT_NUM_NODES is not set")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.api import session
-from distmagic.errors import Cancelled, HostError, NodeLost
-from distmagic.outcome.run import Run
+from distmagic.errors import Cancelled, HostError
 from tests.e2e import runner
 from tests.e2e.programs import COUNTING_KERNEL
 from tests.e2e.runner import reach, the_job
@@ -78,51 +77,6 @@ def test_a_second_kernel_follows_a_job_whose_first_kernel_dies(lab):
     assert not any(
         one.name == job.name for one in session().housekeeping.jobs(reach(lab, hosts))
     )
-
-
-def test_a_second_kernel_follows_a_job_of_which_a_host_can_not_be_reached_yet(lab):
-    away = lab.hosts[1]
-    with another_kernel(lab, 12.0) as kernel:
-        away.reject(22)  # the first kernel's connection breaks as well; the ranks go on
-        kernel.kill()
-        job, hosts = the_job(lab, "dm1,dm2")
-        assert (job.phase, job.missing, [host.name for host in hosts]) == (
-            "running",
-            ("dm2",),
-            ["dm1", "dm2"],
-        )
-        found = session().housekeeping.stacks(reach(lab, hosts), job)
-        assert ([group.ranks for group in found.groups], found.unanswered) == (
-            [(0,)],
-            ("dm2",),
-        )
-        screen = runner.Watch(
-            lambda state: (state.workers[0].step or 0) > 0 if state.workers else False,
-            lambda: (away.undrop(), let_end(lab)),
-        )
-        run = session().attach(reach(lab, hosts), job, screen)
-    assert dict(run.results) == {0: 120, 1: 120}
-    for rank in (0, 1):
-        assert [line.text for line in run.state.lines if line.rank == rank] == [
-            str(i) for i in range(120)
-        ]
-    refused = "dm2: 10.99.0.12 port 22 refused the connection: nothing listens on that port. It is tried again."
-    assert run.state.notices == (refused,)
-
-
-def test_a_second_kernel_follows_a_job_of_which_a_host_is_gone_for_good(lab):
-    with another_kernel(lab, 600.0):
-        lab.hosts[1].kill()
-        job, hosts = the_job(lab, "dm1,dm2")
-        with pytest.raises(NodeLost) as caught:
-            session().attach(reach(lab, hosts), job, runner.Watch())
-    assert " dm2: " in caught.value.message
-    assert isinstance(caught.value.run, Run)
-    assert [line.text for line in caught.value.run.state.lines if line.rank == 0][
-        :3
-    ] == ["0", "1", "2"]
-    assert session().housekeeping.templates(reach(lab, hosts)) == ((), None)
-    assert session().housekeeping.remove(reach(lab, hosts), [job]) > 0
 
 
 @pytest.mark.quick

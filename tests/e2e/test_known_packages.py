@@ -1,7 +1,5 @@
 """What the frameworks that are known to a template read when they are imported. It imports all of them: a minute."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

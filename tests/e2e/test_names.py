@@ -34,8 +34,7 @@ def ranks_meet(lab: Lab, own_name: str | None, backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "backend"),
-    [(None, "c10d"), ("127.0.1.1", "static"), ("127.0.0.1", "c10d")],
+    ("address", "backend"), [(None, "c10d"), ("127.0.1.1", "static")]
 )
 def test_own_name_leads_nowhere_useful(lab, backend, address):
     ranks_meet(lab, address, backend)

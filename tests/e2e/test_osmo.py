@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from distmagic.errors import Cancelled, NoResult, WorkerFailed
+from distmagic.errors import NoResult, WorkerFailed
 from distmagic.outcome.run import Run
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.systems.osmo import run as osmo
-from tests.builders.jobs import press
 from tests.builders.osmo_service import Service, playing
 from tests.e2e.runner import Watch
 from tests.lab import Lab
@@ -155,28 +154,6 @@ def test_a_rank_that_fails_fails_the_run_with_its_traceback(service):
     assert "ValueError: no good" in caught.value.remote_traceback
     assert any(service.codes)
     assert caught.value.run.state.workers[0].phase == "stopped"
-
-
-def test_an_interrupt_cancels_the_workflow_and_ends_every_rank(service):
-    def train():
-        import time
-
-        import distmagic
-
-        for step in range(1000):
-            distmagic.report(step=step, total=1000)
-            time.sleep(0.1)
-
-    def has_advanced(state: Any) -> bool:
-        return any((worker.step or 0) > 1 for worker in state.workers.values())
-
-    watch = Watch(has_advanced, press)
-    with pytest.raises(Cancelled, match="The run was interrupted"):
-        submit(train, watch)
-    assert (service.state / "cell-1.cancel").exists()
-    assert watch.last is not None
-    steps = [worker.step or 0 for worker in watch.last.workers.values()]
-    assert max(steps) < 900, "progress came while it ran, and none was left to its end"
 
 
 def test_a_script_runs_as_a_workflow(service, tmp_path):

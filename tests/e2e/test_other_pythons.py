@@ -137,20 +137,3 @@ def test_cells_run_on_hosts_with_another_python(lab, tmp_path):
     assert "ranks 0-1: 16\n" in done.stdout
     assert f"REFUSED `hidden` can't travel to dm1 (Python {ours})" in done.stdout
     lab.assert_clean()
-
-
-def test_a_function_of_a_script_runs_on_hosts_with_another_python(lab, tmp_path):
-    (tmp_path / "beside.py").write_text("def tripled(x):\n    return 3 * x\n")
-    (tmp_path / "call.py").write_text(
-        "import os, sys, distmagic\n"
-        "from beside import tripled\n"
-        "def train(x, f):\n"
-        "    return tripled(x), f(x), sys.version_info[:2]\n"
-        "run = distmagic.run(train, 2, lambda x: x + 1, hosts='dm1', ssh_config=os.environ['SSH_CONFIG'], ssh_command='ssh', "
-        "warm_idle_s=0)\n"
-        "print('RESULT', run.results[0], flush=True)\n"
-    )
-    done = run_there(lab, tmp_path, "call.py")
-    assert done.returncode == 0, done.stderr
-    assert f"RESULT (6, 3, {tuple(sys.version_info[:2])})" in done.stdout
-    lab.assert_clean()

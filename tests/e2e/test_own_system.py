@@ -1,9 +1,6 @@
 """A run on hosts of a system that somebody else brings by an entry point."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +15,7 @@ pytestmark = pytest.mark.needs("lab")
 
 
 @pytest.mark.quick
-def test_ranks_run_on_its_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_run_on_its_hosts(tmp_path, monkeypatch):
     with installed(tmp_path, monkeypatch, TOY):
         run = distmagic.run(
             as_value(runner.all_reduce),

@@ -19,7 +19,6 @@ from tests.e2e.pairs import (
     FEW_STEPS,
     KINDS,
     PHASES,
-    ROWS,
     SMALL_PAYLOAD,
     STARTED_IN,
     Job,
@@ -68,22 +67,6 @@ def until_both_strike(seed: int, play: Callable[[Pair], bool]) -> Pair:
             return pair
         missed.append(str(pair))
     pytest.fail("No pair of this seed struck twice:\n" + "\n".join(missed))
-
-
-def test_a_pair_that_misses_is_drawn_again_but_not_for_ever():
-    played: list[Pair] = []
-
-    def strike_third(pair: Pair) -> bool:
-        played.append(pair)
-        return len(played) == 3
-
-    assert until_both_strike(9, strike_third) == draw(9, 2)
-    assert played == [draw(9, redraw) for redraw in range(3)]
-    with pytest.raises(pytest.fail.Exception) as failed:
-        until_both_strike(9, lambda _: False)
-    for redraw in range(DRAWS):
-        for strike in draw(9, redraw).strikes:
-            assert str(strike) in str(failed.value)
 
 
 def played_and_kept(
@@ -141,26 +124,6 @@ def test_a_seed_is_the_same_pair_in_each_process():
     pairs = [str(draw(seed, seed % 2)) for seed in range(50)]
     assert other.stdout == f"{pairs}\n"
     assert len({str(draw(1, redraw)) for redraw in range(4)}) == 4
-
-
-def test_every_row_and_every_phase_takes_part():
-    pairs = [draw(seed) for seed in range(3000)]
-    strikes = [strike for pair in pairs for strike in pair.strikes]
-    assert {strike.fault for strike in strikes} == set(ROWS)
-    killed = {pair.job.killed.phase for pair in pairs if pair.job.killed}
-    assert killed == set(STARTED_IN)
-    for kind, phases in PHASES.items():
-        drawn = {
-            strike.moment.phase
-            for pair in pairs
-            for strike in pair.strikes
-            if pair.job.kind == kind
-        }
-        assert drawn >= {*phases, "with the other", "noticed"}, kind
-        places = {pair.job.is_background for pair in pairs if pair.job.kind == kind}
-        assert places == ({False} if kind == "followed" else {False, True}), kind
-        claims = {pair.job.devices for pair in pairs if pair.job.kind == kind}
-        assert claims == ({()} if kind == "elastic" else {(), (0,)}), kind
 
 
 def test_the_pairs_of_make_test_all_have_all_phases_all_jobs_and_many_rows():

@@ -1,8 +1,7 @@
-"""A run cannot tell warm from cold: the same probe, and the same ends, both ways."""
+"""A rank cannot tell warm from cold: the same probe, both ways."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import distmagic
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import DistmagicError, RunError
+from distmagic.errors import RunError
 from distmagic.outcome.run import Run
 from distmagic.request.hosts import parse_hosts
 from tests.e2e import runner
@@ -61,10 +60,7 @@ def probe() -> dict[str, Any]:
         if os.path.exists(path) or fd < "3"  # noqa: PTH110
     ]
     # Sockets, the bundle.
-    own = (
-        "/tmp/distmagic-",
-        os.path.expanduser("~/.distmagic/blobs/"),
-    )
+    own = ("/tmp/distmagic-", os.path.expanduser("~/.distmagic/blobs/"))
     seen["fds"] = [target for target in targets if not target.startswith(own)]
     import numpy as np
     import torch
@@ -204,85 +200,3 @@ def test_a_probe_sees_the_same(lab):
     finally:
         session().close()
     lab.assert_clean()
-
-
-def ends(kind: str) -> object:
-    """End in one way or another, having written something and left something open."""
-    import atexit
-    import os
-    import signal
-    import subprocess
-    import sys
-    import threading
-    import time
-
-    class Last:
-        def __del__(self) -> None:
-            os.write(2, b"let go\n")
-
-    globals()["last"] = Last()
-    globals()["file"] = open(f"left-by-{os.environ['DISTMAGIC_JOB']}", "w")  # noqa: SIM115
-    globals()["file"].write("written at the end")
-    atexit.register(os.write, 1, b"at exit\n")
-    print("words")
-    sys.stderr.write("and words")
-    if kind == "raise":
-        raise ValueError("enough")
-    if kind == "return":
-        threading.Thread(
-            target=lambda: (time.sleep(0.3), os.write(1, b"a thread was waited for\n"))
-        ).start()
-        subprocess.Popen(["sleep", "1000"])
-    if kind == "interrupt":
-        raise KeyboardInterrupt
-    if kind.isdecimal():
-        os._exit(int(kind))
-    if kind.startswith("-"):
-        os.kill(os.getpid(), -int(kind))
-        signal.pause()
-    return kind
-
-
-def test_every_kind_of_end_is_the_same(lab):
-    kinds = (
-        "return",
-        "raise",
-        "interrupt",
-        "7",
-        "-9",
-    )
-    try:
-        for kind in kinds:
-            cold, warm = both(lab, "dm1:1", ends, kind)
-            assert told(lab, warm) == told(lab, cold), kind
-    finally:
-        session().close()
-    lab.assert_clean()
-
-
-def told(lab: Lab, end: Run | RunError) -> list[object]:
-    """Return all that a user gets to know of an end, without what each run has of its own."""
-    run = end if isinstance(end, Run) else end.run
-    assert run is not None
-    words = [type(end).__name__]
-    if isinstance(end, DistmagicError):
-        # Its last words are those that had come when its end was told. The log below has all.
-        _, _, hint = end.hint.rpartition("Its whole output")
-        words += [end.message, hint, getattr(end, "remote_traceback", "")]
-    worker = run.state.workers[0]
-    ended = worker.ended
-    assert ended is not None
-    [left] = lab.hosts[0].home.glob(f".distmagic/work/*/left-by-{run.job}")
-    texts = [
-        re.sub(r"\d{4}-\d{6}-[0-9a-f]{8}|pid:? \d+", "...", word) for word in words
-    ]
-    return [
-        *texts,
-        worker.phase,
-        ended.outcome,
-        ended.code,
-        ended.meaning,
-        run.logs(0),
-        dict(run.results),
-        left.read_text(),
-    ]

@@ -1,7 +1,5 @@
 """Ranks that train on real hosts are profiled: one trace of all, and the rank that the others wait for."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import NoResult, UsageError, WorkerFailed
-from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.spreading import put
 from tests.e2e import runner
 from tests.e2e.scripts import detached, run_warm
-from tests.lab import Lab, wait_until
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -110,30 +106,6 @@ def test_shards_of_a_failed_run_come_from_all_hosts_and_go_back_as_one(
         assert not (host.home / "ck").exists()
 
 
-def test_a_file_that_a_rank_replaces_all_the_time_comes_whole(ended, project):
-    (project / "write.py").write_text(
-        "import os, itertools, distmagic\n"
-        "for number in itertools.count():\n"
-        "    with open('snapshot.new', 'wb') as file: file.write(str(number % 10).encode() * 2_000_000)\n"
-        "    os.replace('snapshot.new', 'snapshot')\n"
-        "    distmagic.report(step=number + 1)\n"
-        "    if os.path.exists('/tmp/enough'): break\n"
-    )
-    left = detached(ended, "write.py")
-    reaching = runner.reach(ended, parse_hosts("dm1:1"))
-    files = RemoteFolder(Folder(job=left.job), lambda: reaching.opener.link(0))
-    wait_until(lambda: files.find("snapshot"), "the first snapshot")
-    for number in range(3):
-        (path,) = files.fetch("snapshot", project / f"back{number}")
-        data = path.read_bytes()
-        assert (len(data), len(set(data))) == (2_000_000, 1)
-    for link in reaching.wait():
-        link.close()
-    ended.hosts[0].exec(["touch", "/tmp/enough"]).check_returncode()
-    left.attach()
-    ended.hosts[0].exec(["rm", "/tmp/enough"]).check_returncode()
-
-
 def test_what_was_edited_since_a_job_began_stays_when_it_is_attached_to(ended, project):
     (project / "train.py").write_text("open('model', 'w').write('trained')\n")
     left = detached(ended, "train.py")
@@ -146,78 +118,3 @@ def test_what_was_edited_since_a_job_began_stays_when_it_is_attached_to(ended, p
     ]
     assert (project / "train.py").read_text() == "edited"
     assert (project / "model.of-last-run").read_text() == "trained"
-
-
-def folder_on(lab: Lab, host: str, path: str) -> RemoteFolder:
-    """Return a folder of a host, as `%distributed get` and `put` have it."""
-    return session().housekeeping.folder(runner.reach(lab, parse_hosts(host)), path)
-
-
-HOSTILE_NAMES = [b"plain", b"no utf-8 \xff", b"a\nline", b"\x1b[31mred", b"$(id) 'x'"]
-
-
-@pytest.mark.quick
-def test_files_of_any_name_go_to_a_host_and_come_back(ended, tmp_path):
-    source = tmp_path / "source"
-    (source / "deep").mkdir(parents=True)
-    for name in HOSTILE_NAMES:
-        (source / "deep" / os.fsdecode(name)).write_bytes(name)
-    (source / "loop").symlink_to(source)
-    sent = folder_on(ended, "dm2", "in").send(source)
-    assert sorted(sent) == sorted(
-        f"source/deep/{os.fsdecode(name)}" for name in HOSTILE_NAMES
-    )
-    there = ended.hosts[1].home / "in" / "source" / "deep"
-    assert sorted(os.listdir(os.fsencode(there))) == sorted(HOSTILE_NAMES)
-    paths = folder_on(ended, "dm2", "~").fetch("in/source", tmp_path / "back")
-    assert sorted(path.read_bytes() for path in paths) == sorted(HOSTILE_NAMES)
-    assert sorted(os.fsencode(path.name) for path in paths) == sorted(HOSTILE_NAMES)
-
-
-class BreaksOnce:
-    """Ends the SSH session of a host while a file is on its way, once."""
-
-    def __init__(self, lab: Lab, at_bytes: int) -> None:
-        self._lab, self._at_bytes = lab, at_bytes
-        self.asked_from: list[int] = []
-
-    def break_at(self, offset: int, done: int) -> None:
-        """End all contacts of the host when the first transfer is so far."""
-        if len(self.asked_from) == 1 and done - offset > self._at_bytes:
-            self._at_bytes = 1 << 60
-            for contact in self._lab.hosts[1].processes():
-                if contact.cmdline[1:3] == ("-u", "-c"):
-                    self._lab.hosts[1].exec(["kill", "-9", str(contact.ppid)])
-
-
-@pytest.mark.parametrize("way", ["get", "put"])
-def test_a_large_file_goes_on_where_its_connection_broke(
-    ended, tmp_path, monkeypatch, way
-):
-    from distmagic.connection.requests import remote_files
-
-    breaks = BreaksOnce(ended, 20_000_000)
-
-    class WatchedLine(remote_files.ProgressLine):
-        def begin_at(self, size_bytes: int) -> None:
-            super().begin_at(size_bytes)
-            breaks.asked_from.append(size_bytes)
-
-        def add(self, size_bytes: int) -> None:
-            super().add(size_bytes)
-            breaks.break_at(breaks.asked_from[-1], self._done_bytes)
-
-    monkeypatch.setattr(remote_files, "ProgressLine", WatchedLine)
-    data = os.urandom(1 << 20) * 64
-    if way == "get":
-        (ended.hosts[1].home / "big.bin").write_bytes(data)
-        (path,) = folder_on(ended, "dm2", "~").fetch("big.bin", tmp_path)
-    else:
-        (tmp_path / "big.bin").write_bytes(data)
-        folder_on(ended, "dm2", "~").send(tmp_path / "big.bin")
-        path = ended.hosts[1].home / "big.bin"
-    assert path.read_bytes() == data
-    assert len(breaks.asked_from) == 2
-    assert breaks.asked_from[0] == 0
-    assert breaks.asked_from[1] > 10_000_000
-    path.unlink()

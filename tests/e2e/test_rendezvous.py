@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import distmagic
-from distmagic.errors import WorkerFailed
 from tests.e2e import runner
 from tests.lab.waiting import HANG_S
 
@@ -38,38 +36,6 @@ def test_ranks_on_several_nodes_start_again_together(warm_lab):
     assert run.results[1][1] >= 1
     assert run.state.workers[1].restart == run.results[1][1]
     assert run.state.phase == "done"
-
-
-def test_torchrun_gives_up_after_its_last_restart(warm_lab):
-    def fail() -> None:
-        import os
-
-        raise RuntimeError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
-
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", fail, max_restarts=1)
-    assert isinstance(error, WorkerFailed)
-    assert error.message.endswith("raised RuntimeError: attempt 1")
-
-
-def test_a_range_of_nodes_with_all_of_them_there(warm_lab):
-    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", runner.all_reduce, nnodes=(1, 2))
-    assert [run.results[rank]["world_size"] for rank in run.results] == [2, 2]
-
-
-def test_hosts_from_the_environment(warm_lab, monkeypatch):
-    monkeypatch.setenv("DISTMAGIC_HOSTS", "dm1:1,dm2:1")
-
-    def where() -> str:
-        import socket
-
-        return socket.gethostname()
-
-    run = distmagic.run(
-        runner.as_value(where),
-        access=runner.access(warm_lab, warm_idle_s=900.0),
-        screen=runner.Watch(),
-    )
-    assert dict(run.results) == {0: "dm1", 1: "dm2"}
 
 
 def test_restarts_do_not_use_up_the_agents_descriptors(warm_lab):
@@ -123,23 +89,6 @@ def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(warm_lab, i
     assert set(run.results.values()) == {6.0}
     assert "leave both as they are" in run.logs(0, "stderr")
     assert "leave both" not in run.logs(1, "stderr")
-
-
-def test_hosts_by_their_ipv6_addresses(lab, tmp_path):
-    config = tmp_path / "config"
-    config.write_text(lab.ssh_config.read_text().replace("Host dm*", "Host *"))
-    hosts = ",".join(f"root@[{host.address6}]:22:1" for host in lab.hosts[:2])
-    way = runner.access(lab, ssh_config=str(config))
-    run = runner.run(
-        lab,
-        hosts,
-        runner.all_reduce,
-        rdzv_backend="c10d",
-        access=way,
-        timeout_s=HANG_S,
-    )
-    assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
-    assert run.state.nodes[0].host == lab.hosts[0].address6
 
 
 @pytest.mark.quick

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -24,8 +23,6 @@ from distmagic.request.spec import JobSpec
 from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState
-from tests.builders.golden import Golden
-from tests.builders.tracking import scalars
 from tests.e2e import runner
 from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
@@ -38,9 +35,7 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
     ("static", "dm1:2,dm2:1", ["dm1", "dm1", "dm2"]),
     ("c10d", "dm1:1,dm2:1,dm3:1", ["dm1", "dm2", "dm3"]),
 ])  # fmt: skip
-def test_ranks_of_several_hosts_meet(
-    warm_lab: Lab, backend: str, hosts: str, places: list[str]
-) -> None:
+def test_ranks_of_several_hosts_meet(warm_lab, backend, hosts, places):
     run = runner.run_warm(warm_lab, hosts, runner.all_reduce, rdzv_backend=backend)
     found = [run.results[rank] for rank in sorted(run.results)]
     assert [one["rank"] for one in found] == [0, 1, 2]
@@ -56,27 +51,7 @@ def test_ranks_of_several_hosts_meet(
         assert run.state.workers[rank].local_rank == one["local_rank"]
 
 
-def test_metrics_of_all_ranks_reach_tensorboard_while_the_run_goes_on(
-    warm_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reports() -> None:
-        import os
-
-        import distmagic
-
-        for step in range(5):
-            distmagic.report(step=step, loss=step + int(os.environ["RANK"]))
-
-    monkeypatch.chdir(tmp_path)
-    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", reports, track="tensorboard")
-    for rank in (0, 1):
-        found, _ = scalars(tmp_path / "runs" / run.job / f"rank{rank}")
-        assert found == {"loss": [(step, step + rank) for step in range(5)]}
-
-
-def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
-    warm_lab: Lab,
-) -> None:
+def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(warm_lab):
     import torch
 
     def third() -> tuple[str, float]:
@@ -97,7 +72,7 @@ def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(
 
 
 @pytest.mark.promise("hosts need only Python and torch")
-def test_nothing_of_ours_is_installed_on_hosts(warm_lab: Lab) -> None:
+def test_nothing_of_ours_is_installed_on_hosts(warm_lab):
     def installed() -> set[str]:
         from importlib.metadata import distributions
 
@@ -113,7 +88,7 @@ def test_nothing_of_ours_is_installed_on_hosts(warm_lab: Lab) -> None:
 
 
 @pytest.mark.promise("hosts need no shared file system")
-def test_each_host_has_its_own_files(warm_lab: Lab) -> None:
+def test_each_host_has_its_own_files(warm_lab):
     """What a rank writes is on its own host, and the run goes well."""
 
     def write(folder: str) -> list[str]:
@@ -137,18 +112,13 @@ def test_each_host_has_its_own_files(warm_lab: Lab) -> None:
 
 
 @pytest.mark.promise("no port opens on the notebook machine")
-def test_the_notebook_opens_no_port(warm_lab: Lab) -> None:
+def test_the_notebook_opens_no_port(warm_lab):
     sockets: list[set[str]] = [listening()]
     # Not the phase, which a notebook that is busy for a moment may not show.
     screen = runner.Watch(
         lambda state: bool(state.workers), lambda: sockets.append(listening())
     )
-    runner.run_warm(
-        warm_lab,
-        "dm1:1,dm2:1",
-        runner.all_reduce,
-        screen=screen,
-    )
+    runner.run_warm(warm_lab, "dm1:1,dm2:1", runner.all_reduce, screen=screen)
     assert sockets[1:] == sockets[:1]
 
 
@@ -169,7 +139,7 @@ def listening() -> set[str]:
 
 
 @pytest.mark.quick
-def test_variables_working_directory_and_stdin_of_ranks(warm_lab: Lab) -> None:
+def test_variables_working_directory_and_stdin_of_ranks(warm_lab):
     warm_lab.hosts[0].exec(["mkdir", "-p", "/home/node/project"])
 
     def look() -> dict[str, object]:
@@ -197,7 +167,7 @@ def test_variables_working_directory_and_stdin_of_ranks(warm_lab: Lab) -> None:
 
 
 @pytest.mark.quick
-def test_output_of_all_kinds_is_labelled_and_kept(warm_lab: Lab) -> None:
+def test_output_of_all_kinds_is_labelled_and_kept(warm_lab):
     def talk() -> None:
         import os
         import sys
@@ -225,20 +195,6 @@ def test_output_of_all_kinds_is_labelled_and_kept(warm_lab: Lab) -> None:
     assert run.logs(1, "stderr") == "to stderr\n"
 
 
-def test_a_flood_of_output_is_whole_on_the_host(warm_lab: Lab) -> None:
-    def flood() -> None:
-        for i in range(300_000):
-            print(f"line {i:06d} of a rank that talks much")
-
-    run = runner.run_warm(warm_lab, "dm1:1", flood)
-    log = run.logs(0, "stdout").splitlines()
-    assert len(log) == 300_000
-    assert log[-1] == "line 299999 of a rank that talks much"
-    # The last words come, whatever was left out before them.
-    assert run.state.lines[-1].text == log[-1]
-    assert any("bytes not shown" in line.text for line in run.state.lines)
-
-
 def look_when(
     lab: Lab, holds: Callable[[WorkerState], bool], seen: list[RunState]
 ) -> runner.Watch:
@@ -261,7 +217,7 @@ def rows_of(state: RunState) -> list[Row]:
 
 
 @pytest.mark.promise("every rank shows its steps, metrics, curves and bars")
-def test_rows_of_all_ranks(warm_lab: Lab) -> None:
+def test_rows_of_all_ranks(warm_lab):
     def work() -> int:
         import time
         from pathlib import Path
@@ -305,9 +261,7 @@ def test_rows_of_all_ranks(warm_lab: Lab) -> None:
 
 
 @pytest.mark.quick
-def test_a_large_result_waits_on_its_host(
-    warm_lab: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_result_waits_on_its_host(warm_lab, capfd):
     def make() -> dict[str, object]:
         import torch
 
@@ -323,9 +277,7 @@ def test_a_large_result_waits_on_its_host(
 
 
 @pytest.mark.quick
-def test_a_value_that_can_not_be_pickled_stops_no_rank(
-    warm_lab: Lab, golden: Golden
-) -> None:
+def test_a_value_that_can_not_be_pickled_stops_no_rank(warm_lab, golden):
     def make(saved: str) -> object:
         import os
         import threading
@@ -355,39 +307,7 @@ def test_a_value_that_can_not_be_pickled_stops_no_rank(
     golden(*(text for text in told if text.startswith("rank 1 ")))
 
 
-def test_the_globals_of_a_program_are_no_result(warm_lab: Lab) -> None:
-    def make() -> object:
-        import runpy
-        from pathlib import Path
-
-        Path("train.py").write_text("import threading\nlock = threading.Lock()\n")
-        return runpy.run_path("train.py", run_name="__main__")
-
-    run = runner.run_warm(warm_lab, "dm1:1", make)
-    assert run.results[0] is None
-    assert [
-        alert.text
-        for alert in overview(run.state).alerts
-        if "returned, but" in alert.text
-    ] == []
-
-
-def test_a_file_that_only_this_machine_has_is_named(
-    warm_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read() -> str:
-        return Path("words.txt").read_text()
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "words.txt").write_text("one two")
-    error = runner.failure_warm(warm_lab, "dm1:1", read)
-    assert " FileNotFoundError: " in error.message
-    assert f"{tmp_path}/words.txt, but not " in error.hint
-
-
-def test_keyword_arguments_are_the_functions_own_whatever_their_names(
-    warm_lab: Lab,
-) -> None:
+def test_keyword_arguments_are_the_functions_own_whatever_their_names(warm_lab):
     def told(first: int, *, cwd: str, hosts: int) -> tuple[int, str, int]:
         return first, cwd, hosts
 
@@ -400,7 +320,7 @@ def test_keyword_arguments_are_the_functions_own_whatever_their_names(
 
 
 @pytest.mark.quick
-def test_this_machine_without_ssh() -> None:
+def test_this_machine_without_ssh():
     run = distmagic.run(
         as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch()
     )
@@ -427,7 +347,7 @@ work()
 """
 
 
-def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
+def test_what_a_rank_leaves_is_deleted_while_python_is_whole():
     """A process group that dies later, with its model, aborts processes that had done all their work."""
     payload = pack_whole(LEFT, filename="<cell>", labels={}, limit_bytes=1 << 20)
     with closing(Session()) as session, closing(NotebookAsker(can_ask=False)) as asker:
@@ -440,7 +360,7 @@ def test_what_a_rank_leaves_is_deleted_while_python_is_whole() -> None:
 
 
 @pytest.mark.needs("fish", "csh")
-def test_log_in_shells_that_talk(make_lab: Callable[..., Lab]) -> None:
+def test_log_in_shells_that_talk(make_lab):
     shells = ("/usr/bin/fish", "/bin/csh", "/bin/sh", "/bin/bash")
     lab = make_lab(4, setups=tuple(HostSetup(shell=shell) for shell in shells))
     for host in lab.hosts:
@@ -461,14 +381,14 @@ def test_log_in_shells_that_talk(make_lab: Callable[..., Lab]) -> None:
 
 
 @pytest.mark.quick
-def test_the_system_s_ssh_client(lab: Lab) -> None:
+def test_the_system_s_ssh_client(lab):
     way = runner.access(lab, ssh_command="ssh")
     run = runner.run(lab, "dm1:1,dm2:1", runner.all_reduce, access=way)
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
 
 
 @pytest.mark.promise("hosts behind jump hosts work")
-def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_behind_two_bastions(lab, tmp_path):
     config = tmp_path / "config"
     far = lab.hosts[1].address
     config.write_text(
@@ -489,7 +409,7 @@ def test_hosts_behind_two_bastions(lab: Lab, tmp_path: Path) -> None:
     }
 
 
-def test_variables_of_a_host_do_not_mislead_torchrun(lab: Lab) -> None:
+def test_variables_of_a_host_do_not_mislead_torchrun(lab):
     wrong = "PET_NNODES=1:3 PET_MASTER_PORT=1 RANK=7 WORLD_SIZE=9 MASTER_ADDR=10.0.0.1 TORCHELASTIC_RUN_ID=x"
     (lab.hosts[0].home / ".bashrc").write_text(f"export {wrong}\n")
     run = runner.run(lab, "dm1:1,dm2:1", runner.all_reduce)
@@ -497,7 +417,7 @@ def test_variables_of_a_host_do_not_mislead_torchrun(lab: Lab) -> None:
 
 
 @pytest.mark.promise("tqdm bars appear unchanged with rate and time left")
-def test_bars_of_tqdm(lab: Lab) -> None:
+def test_bars_of_tqdm(lab):
     """The package is on dm1. On dm2 it is not, and a cell that imports it works nevertheless."""
     lab.hosts[0].set_python("full")
 
@@ -527,43 +447,8 @@ def test_bars_of_tqdm(lab: Lab) -> None:
     assert dict(run.results) == {0: True, 1: False}
 
 
-def test_a_large_result_is_in_memory_once(lab: Lab) -> None:
-    """On its host no copy of it is made, and here not even one: it is a mapped file."""
-
-    def make() -> object:
-        import atexit
-        import resource
-
-        import torch
-
-        def peak_mb() -> int:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-
-        weights = torch.ones(50_000_000)
-        before = peak_mb()
-        atexit.register(lambda: print(peak_mb() - before))
-        return weights
-
-    importlib.import_module("torch")  # it takes memory as well
-    run = runner.run(lab, "dm1:1", make)
-    assert 0 <= int(run.logs(0, "stdout")) < 50
-    before = resident_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak is counted anew
-    weights = run.results[0]
-    assert resident_mb("VmHWM") - before < 50
-    assert weights.sum() == 50_000_000
-
-
-def resident_mb(name: str) -> int:
-    """Return a line of this process's own status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(
-        int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:")
-    )
-
-
 @pytest.mark.quick
-def test_dry_run_starts_nothing(lab: Lab) -> None:
+def test_dry_run_starts_nothing(lab):
     from distmagic.api import session
     from distmagic.connection.prompts import NotebookAsker
     from distmagic.request.hosts import parse_hosts

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from distmagic.api import session
-from distmagic.errors import PayloadTooLarge, WorkerFailed
+from distmagic.errors import WorkerFailed
 from distmagic.outcome.run import Run
-from distmagic.state.model import RunState
 from tests import REPOSITORY
-from tests.e2e import runner
-from tests.e2e.scripts import detached, run, run_warm
+from tests.e2e.scripts import run, run_warm
 from tests.lab import Lab, wait_until
 from tests.lab.waiting import HANG_S
 
@@ -103,14 +98,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-class SentBytes(runner.Watch):
-    """A screen that keeps how many bytes each node lacked."""
-
-    def show(self, state: RunState) -> None:
-        super().show(state)
-        self.total_bytes = [max(node.total_bytes, 0) for node in state.nodes]
-
-
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
     """Return what the program says that it saw."""
     return json.loads(run.logs(rank, "stdout").splitlines()[-1])
@@ -134,21 +121,6 @@ def placed(what: Any, folder: str) -> Any:
     text = json.loads(json.dumps(what).replace(folder, "PROJECT"))
     text["path"] = [path for path in text["path"] if "/.distmagic/blobs/" not in path]
     return text
-
-
-def test_a_script_below_the_current_directory_lies_below_on_the_hosts_too(
-    warm_lab, project
-):
-    (project / "src").mkdir()
-    (project / "src" / "look.py").write_text(
-        "import os, sys\nprint(sys.argv[0], os.getcwd(), sys.path[0], __file__)\n"
-    )
-    theirs = by_torchrun_text(warm_lab, project, "src/look.py")
-    ours = run_warm(warm_lab, "src/look.py").logs(0, "stdout")
-    work = "/home/node/.distmagic/work/look"
-    assert ours.replace(work, "PROJECT") == theirs.replace(
-        "/home/node/project", "PROJECT"
-    )
 
 
 LAYOUT = {
@@ -182,13 +154,6 @@ def test_a_repositorys_usual_layout_is_found_as_it_is_here(
     # Of a module that is installed, too, paths count from the current directory.
     (project / "x.json").write_text('{"a": 1}')
     assert '"a": 1' in run_warm(warm_lab, "-m json.tool x.json").logs(0, "stdout")
-
-
-def by_torchrun_text(lab: Lab, project: Path, words: str) -> str:
-    host = lab.hosts[0]
-    shutil.copytree(project, host.home / "project", dirs_exist_ok=True)
-    shell = f"cd /home/node/project && exec python3 -m torch.distributed.run --nproc-per-node 1 {words}"
-    return host.exec(["sh", "-c", shell]).stdout
 
 
 def test_the_folder_above_is_brought_where_it_is_named(warm_lab, project, monkeypatch):
@@ -236,11 +201,7 @@ def test_what_a_script_wrote_is_there_in_the_next_run_and_what_is_gone_here_goes
 def test_a_changed_module_is_the_new_one_at_once(warm_lab, project):
     (project / "which.py").write_text("import helpers\nprint(helpers.NAME)\n")
     # Equally long, and within one second where hosts are warm.
-    for name in (
-        "one",
-        "two",
-        "six",
-    ):
+    for name in ("one", "two", "six"):
         (project / "helpers.py").write_text(f"NAME = '{name}'\n")
         assert run_warm(warm_lab, "which.py").logs(0, "stdout") == f"{name}\n"
 
@@ -258,38 +219,7 @@ def test_the_traceback_of_a_script_names_its_own_line(warm_lab, project):
     )
 
 
-def test_twenty_thousand_files_and_the_change_of_one(warm_lab, project):
-    for number in range(20_000):
-        folder = project / "data" / f"part{number % 100}"
-        folder.mkdir(exist_ok=True)
-        (folder / f"file{number}.txt").write_bytes(
-            random.randbytes(random.randint(100, 4000))
-        )
-    (project / "count.py").write_text(
-        "import os\nprint(sum(len(names) for _, _, names in os.walk('data')), open('data/part7/file7.txt', 'rb').read(7))\n"
-    )
-    sent = []
-    for change in (b"", b"", b"changed"):
-        if change:
-            (project / "data" / "part7" / "file7.txt").write_bytes(change)
-        screen = SentBytes()
-        found = run_warm(warm_lab, "count.py", screen=screen)
-        sent.append(screen.total_bytes)
-        assert found.logs(0, "stdout").startswith("20001 ")
-    assert "b'changed'" in found.logs(0, "stdout")
-    assert min(sent[0]) > 20_000_000
-    assert max(sent[1]) == 0
-    assert 0 < max(sent[2]) < 1_000_000, "the list, and one pack"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "./train.py 50 --lr 0.5",
-        "-m package 50 --lr 0.5",
-        "-m package.train 7",
-    ],
-)
+@pytest.mark.parametrize("line", ["./train.py 50 --lr 0.5", "-m package 50 --lr 0.5"])
 def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
     theirs = placed(by_torchrun(ended, project, line.split()), "/home/node/project")
     name = line.split()[1] if line.startswith("-m") else "train"
@@ -300,63 +230,6 @@ def test_a_script_sees_what_torchrun_lets_it_see(ended, project, line):
     for _ in range(2):
         warm = seen(run(ended, line, warm_idle_s=900.0))
     assert placed(warm, work) == theirs
-
-
-def test_every_rank_of_two_hosts_with_one_home_finds_the_files(make_lab, project):
-    lab = make_lab(2, shared_home=True)
-    found = run(lab, "train.py 50", hosts="dm1:2,dm2:2")
-    for rank in range(4):
-        one = seen(found, rank)
-        assert (one["data"], one["rank"]) == ("some data", [str(rank), "4"])
-        assert one["cwd"] == "/home/node/.distmagic/work/train"
-    session().close()
-    lab.assert_clean()
-
-
-def test_a_folder_that_is_too_large_is_not_sent(ended, project):
-    with (project / "data" / "all.bin").open("wb") as file:
-        file.truncate(2 << 30)  # a hole: it takes no room
-    with pytest.raises(PayloadTooLarge) as refused:
-        run(ended, "train.py 50")
-    assert str(project) in refused.value.message
-    assert "data/all.bin (2.1 GB), train.py (1.5 kB)" in refused.value.message
-    assert ".distmagicignore" in refused.value.hint
-    assert "--payload-limit 4G" in refused.value.hint
-    assert not (ended.hosts[0].home / ".distmagic" / "work").exists()
-    (project / ".distmagicignore").write_text("*.bin\n")
-    assert seen(run(ended, "train.py 50"))["data"] == "some data"
-
-
-def test_a_run_of_the_same_name_does_not_change_the_files_of_one_that_runs(
-    ended, project
-):
-    (project / "wait.py").write_text(
-        "import time, os, distmagic\n"
-        "distmagic.report(step=1)\n"
-        "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
-        "print(open('data/x.txt').read(), os.getcwd())\n"
-    )
-    left = detached(ended, "wait.py")
-    (project / "data" / "x.txt").write_text("other data")
-    (project / "wait.py").write_text(
-        "import os\nprint(open('data/x.txt').read(), os.getcwd())\n"
-    )
-    second = run(ended, "wait.py")
-    assert second.logs(0, "stdout") == "other data /home/node/.distmagic/work/wait-2\n"
-    assert any(
-        f"job {left.job} still runs in /home/node/.distmagic/work/wait " in notice
-        and "/home/node/.distmagic/work/wait-2" in notice
-        for notice in second.state.notices
-    )
-    ended.hosts[0].exec(["touch", "/tmp/go"]).check_returncode()
-    assert (
-        left.attach().logs(0, "stdout") == "some data /home/node/.distmagic/work/wait\n"
-    )
-    ended.hosts[0].exec(["rm", "/tmp/go"]).check_returncode()
-    assert (
-        run(ended, "wait.py").logs(0, "stdout")
-        == "other data /home/node/.distmagic/work/wait\n"
-    )
 
 
 # ---- in a terminal
@@ -397,30 +270,23 @@ def test_the_command_shows_the_run_and_ends_with_its_exit_code(ended, project):
 # It takes longer to save than ranks that do not react are allowed.
 ENDLESS = """
 import signal, sys, time
-def save(name):
+def save(*_):
     time.sleep(5)
-    print("saved after", name, flush=True)
+    print("saved", flush=True)
     sys.exit()
-signal.signal(signal.SIGTERM, lambda *_: save("SIGTERM"))
-try:
-    print("begun", flush=True)
-    time.sleep(600)
-except KeyboardInterrupt:
-    save("SIGINT")
+signal.signal(signal.SIGTERM, save)
+print("begun", flush=True)
+time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_and_sigterm_end_the_command_and_its_ranks(ended, project, number):
+def test_sigterm_ends_the_command_and_its_ranks(ended, project):
     config = ["--ssh-config", str(ended.ssh_config), "--cold"]
     (project / "endless.py").write_text(ENDLESS)
     endless = in_terminal(ended, project, "run", *config, "endless.py")
     assert endless.stdout is not None
-    wait_until(
-        lambda: "begun" in endless.stdout.readline(),
-        "the program to begin",
-    )
-    endless.send_signal(number)
+    wait_until(lambda: "begun" in endless.stdout.readline(), "the program to begin")
+    endless.terminate()
     out, err = endless.communicate(timeout=HANG_S)
     assert (endless.returncode, "Traceback" in err) == (130, False), err
-    assert f"saved after {signal.Signals(number).name}" in out
+    assert "saved\n" in out

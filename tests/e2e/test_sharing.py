@@ -1,15 +1,13 @@
-"""What is used by several at once: a host by two kernels, by two runs, under two names; a /tmp or a home by two hosts."""
+"""What is used by several at once: a host by two kernels, or under two names; a /tmp or a home by two hosts."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +18,10 @@ from distmagic.api import session
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.request.hosts import parse_hosts
-from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import count, stubborn
-from tests.e2e.runner import as_value, at_work, reach
+from tests.e2e.programs import stubborn
+from tests.e2e.runner import as_value, reach
 from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
@@ -45,12 +42,6 @@ WAY = Access(ssh_config=sys.argv[1])
 
 def run(fn, *args, **more):
     return distmagic.run(as_value(fn), *args, hosts="dm1:1,dm2:1", access=WAY, screen=runner.Watch(), **more)
-
-def until_go():
-    import os, time
-    while not os.path.exists(os.path.expanduser("~/go")):
-        time.sleep(0.05)
-    return 7
 
 for line in sys.stdin:
     print(json.dumps(eval(line)), flush=True)
@@ -133,8 +124,8 @@ def totals(run: Run) -> list[float]:
 
 @pytest.mark.usefixtures("warm")
 def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_other_s(
-    lab: Lab,
-) -> None:
+    lab,
+):
     assert totals(run(lab, HOSTS, runner.all_reduce)) == [1.0, 1.0]
     own = {template.pid for template in templates(lab.hosts[0])}
     with another_kernel(lab) as other:
@@ -157,106 +148,8 @@ def test_two_kernels_run_on_the_same_hosts_at_once_and_neither_ends_what_is_the_
         assert own <= set(pids), "still warm"
 
 
-@pytest.mark.usefixtures("warm")
-def test_what_a_kernel_stops_detaches_or_ends_is_its_own(lab: Lab) -> None:
-    with another_kernel(lab) as other:
-        other.begin("dict(run(until_go).results)")
-        wait_until(lambda: len(_running(lab)) == 1, "the other kernel's job")
-        left = run(lab, HOSTS, count, 600.0, detach=True)
-        assert isinstance(left, Detached)
-        # What hosts list follows what happens on them a moment later.
-        wait_until(
-            lambda: [one.phase for one in _running(lab)] == ["running", "detached"],
-            "both jobs in the list",
-        )
-        assert len({one.terms.owner for one in _running(lab)}) == 2
-        left.stop()
-        assert session().down() == ()
-        theirs = [one for one in _jobs(lab) if one.name != left.job]
-        assert [one.phase for one in theirs] == ["running"]
-        for host in lab.hosts[:2]:
-            (host.home / "go").touch()
-        assert other.answer() == {"0": 7, "1": 7}
-    wait_until(
-        lambda: [one.phase for one in _jobs(lab)] == ["done", "stopped"],
-        "both ends in the list",
-    )
-
-
 def _jobs(lab: Lab, hosts: str = HOSTS) -> tuple[Any, ...]:
     return session().housekeeping.jobs(reach(lab, parse_hosts(hosts)))
-
-
-def _running(lab: Lab) -> list[Any]:
-    return [one for one in _jobs(lab) if len(one.running) == 2]
-
-
-# ---- one kernel, two runs
-
-
-class Outage:
-    """Refuses all connections to a host from when all ranks of two runs work, for three seconds by the first one's clock."""
-
-    def __init__(self, host: LabHost) -> None:
-        self._host = host
-        self._at_work: set[int] = set()
-        self._began_s: float | None = None
-        self.is_over = False
-
-    def screen(self, number: int) -> runner.Watch:
-        return runner.Watch(at_work(2), lambda: self._at_work.add(number))
-
-    def look(self, state: RunState) -> None:
-        if self._began_s is None and len(self._at_work) == 2:
-            self._began_s = state.at_s
-            self._host.reject(22)
-        if (
-            self._began_s is not None
-            and not self.is_over
-            and state.at_s > self._began_s + 3.0
-        ):
-            self.is_over = True
-            self._host.undrop()
-
-
-class LookingScreen(runner.Watch):
-    """A screen that lets an outage begin and end."""
-
-    def __init__(self, outage: Outage) -> None:
-        super().__init__()
-        self._outage, self._inner = outage, outage.screen(0)
-
-    def show(self, state: RunState) -> None:
-        self._inner.show(state)
-        self._outage.look(state)
-        super().show(state)
-
-
-def test_two_runs_of_one_kernel_go_on_after_an_outage_over_one_connection(
-    lab: Lab,
-) -> None:
-    log_ins_before = lab.hosts[1].log().count("Accepted publickey")
-    outage = Outage(lab.hosts[1])
-    screens = [LookingScreen(outage), outage.screen(1)]
-
-    def one(screen: runner.Watch) -> dict[int, int]:
-        way = runner.access(lab)
-        found = distmagic.run(
-            as_value(count),
-            15.0,
-            hosts=HOSTS,
-            access=way,
-            screen=screen,
-            node_lost_after_s=60.0,
-        )
-        return dict(found.results)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(one, screens)) == [{0: 150, 1: 150}] * 2
-    assert outage.is_over
-    # One at first, and one or two after the outage: not one each time that the other run mends its own.
-    assert lab.hosts[1].log().count("Accepted publickey") - log_ins_before <= 4
-    lab.assert_clean()
 
 
 # ---- one host, two names
@@ -273,7 +166,7 @@ def twin(lab: Lab) -> Lab:
 ONE_MACHINE = "dm1 and dm1b are one machine: the ranks of all of them share its devices and memory."
 
 
-def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) -> None:
+def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin):
     found = runner.run(twin, "dm1:1,dm1b:1", runner.all_reduce)
     assert [
         (found.results[rank]["host"], float(found.results[rank]["total"]))
@@ -284,58 +177,11 @@ def test_one_host_under_two_names_in_a_list_is_two_nodes_and_told_of(twin: Lab) 
     assert (job.hosts, job.phase, len(job.known)) == (("dm1", "dm1b"), "done", 2)
 
 
-def test_the_agent_of_one_name_is_spared_when_the_node_of_the_other_is_lost(
-    twin: Lab,
-) -> None:
-    def kill_second_agent() -> None:
-        (folder,) = [
-            name
-            for name in twin.hosts[0].listdir("/tmp")
-            if re.fullmatch(r"distmagic-.*-1", name)
-        ]
-        pid = twin.hosts[0].exec(["cat", f"/tmp/{folder}/pid"]).stdout.split()[0]
-        twin.hosts[0].exec(["kill", "-9", pid]).check_returncode()
-
-    screen = runner.Watch(at_work(2), kill_second_agent)
-    found = runner.run(
-        twin,
-        "dm1:1,dm1b:1",
-        count,
-        8.0,
-        screen=screen,
-        nnodes=(1, 2),
-        max_restarts=3,
-        node_lost_after_s=3.0,
-    )
-    assert [node for node, _ in found.state.lost] == [1]
-    assert dict(found.results) == {0: 80}
-
-
-def test_two_runs_at_once_on_one_host_under_two_names(twin: Lab) -> None:
-    def one(hosts: str) -> list[float]:
-        way = runner.access(twin)
-        return totals(
-            distmagic.run(
-                as_value(runner.all_reduce),
-                hosts=hosts,
-                access=way,
-                screen=runner.Watch(),
-                nproc_per_node=2,
-            )
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(one, ["dm1", "dm1b"])) == [[1.0, 1.0]] * 2
-    twin.assert_clean()
-
-
 # ---- two hosts, one /tmp or one home
 
 
 @pytest.fixture(
-    scope="module",
-    params=[True, False],
-    ids=["home, tmp and name", "home and name"],
+    scope="module", params=[True, False], ids=["home, tmp and name", "home and name"]
 )
 def kept_shared(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Two hosts that share their home and their name, and their /tmp as containers on one machine may."""
@@ -353,7 +199,7 @@ def shared(kept_shared: Lab) -> Iterator[Lab]:
     kept_shared.mend()
 
 
-def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
+def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared):
     for _ in range(2):
         found = run(shared, "dm1:2,dm2:2", who).results
         own = [templates(host) for host in shared.hosts]
@@ -371,8 +217,8 @@ def test_hosts_that_share_a_home_or_tmp_are_both_warm(shared: Lab) -> None:
 
 
 def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_where_they_run(
-    shared: Lab,
-) -> None:
+    shared,
+):
     left = run(shared, HOSTS, stubborn, detach=True)
     assert isinstance(left, Detached)
     job = next(one for one in _jobs(shared) if one.name == left.job)
@@ -387,7 +233,7 @@ def test_jobs_of_hosts_that_share_a_home_or_tmp_are_followed_read_and_ended_wher
     assert [one.phase for one in _jobs(shared)] == ["done"]
 
 
-def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared: Lab) -> None:
+def test_what_a_killed_agent_left_is_ended_by_its_own_host_alone(shared):
     """A detached job whose agent on dm2 is killed: no other host may take away by what dm2 finds the orphans."""
     left = run(shared, HOSTS, stubborn, detach=True, cold=True)
     assert isinstance(left, Detached)

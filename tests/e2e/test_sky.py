@@ -55,8 +55,8 @@ def run(screen: Watch | None = None) -> Any:
 
 @pytest.mark.quick
 def test_a_cluster_of_skypilot_runs_a_cell_and_its_host_keys_are_those_seen_first(
-    lab: Lab, kernel: Session, skypilot: Sky
-) -> None:
+    lab, kernel, skypilot
+):
     found = run()
     hosts = [found.results[rank]["host"] for rank in range(2)]
     assert hosts == ["dm1", "dm2"]

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable
 
 import pytest
 
-from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, Unreachable
-from distmagic.state.hangs import stacks_text
 from distmagic.state.model import RunState
 from distmagic.systems.slurm.srun_words import STEP_OPTIONS
-from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, all_reduce, as_value, at_work
-from tests.e2e.slurm_cells import (
-    Held,
-    failure,
-    interrupt,
-    kill,
-    ours,
-    replaced,
-)
+from tests.e2e.slurm_cells import Held, failure, interrupt, kill, ours, replaced
 from tests.lab import wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
 pytestmark = pytest.mark.needs("lab", "slurm")
-
-ASKER = NotebookAsker(can_ask=False)
 
 
 def is_forked_from_a_template() -> bool:
@@ -94,22 +81,6 @@ def test_sruns_that_are_killed_end_no_run_and_leave_no_step(held):
         sruns = ours(login, "usher", "srun")
         both = {one.pid for one in sruns}
         kill(login, [one for one in sruns if one.ppid not in both])
-
-    _goes_on_after(held, kill_them)
-
-
-def test_sruns_that_are_killed_with_what_cancels_their_steps_end_no_run(held):
-    """As when the log-in node dies: their steps stay until the allocation ends."""
-    login = held.slurm.login
-    screen = Watch(at_work(2), lambda: kill(login, ours(login, "usher", "srun")))
-    found = held.run(as_value(count), 4.0, screen=screen)
-    assert dict(found.results) == {0: 40, 1: 40}
-
-
-def test_ushers_that_are_killed_end_no_run_and_leave_no_step(held):
-    def kill_them() -> None:
-        for host in held.slurm.nodes:
-            kill(host, ours(host, "usher"))
 
     _goes_on_after(held, kill_them)
 
@@ -186,38 +157,6 @@ def test_a_run_asks_slurm_nothing_and_a_controller_that_is_away_is_told(held):
     )
     assert held.run(as_value(all_reduce)).state.phase == "done"
     assert held.slurm.jobs() == (job,)
-
-
-def test_stacks_a_requeue_and_a_warning_end_nothing(held):
-    """The warning is what `--slurm signal=USR1@60` has Slurm send before the end."""
-    stacks: list[str] = []
-    said: list[str] = []
-
-    def ask() -> None:
-        jobs, way = held.slurm.jobs(), runner.access(held.slurm.lab)
-        job = held.kernel.housekeeping.jobs(
-            held.kernel.reach(held.kernel.allocations.hosts, way, ASKER)
-        )[-1]
-        found = held.kernel.housekeeping.stacks(
-            held.kernel.reach(held.kernel.allocations.hosts, way, ASKER), job
-        )
-        stacks.append(stacks_text(found))
-        said.append(held.slurm.login.exec(["scontrol", "requeue", *jobs]).stderr)
-        held.slurm.command("scancel", "--signal=USR1", *jobs)
-        held.slurm.command("scancel", "--batch", "--signal=USR1", *jobs)
-
-    found = held.run(as_value(count), 5.0, screen=Watch(at_work(2), ask))
-    # At two places where one of the ranks is in its report just then.
-    told = re.findall(
-        r"^(ranks? [01].*) (?:is|are) in count at ", stacks[0], re.MULTILINE
-    )
-    assert [name.partition(" (")[0] for name in told] in (
-        ["ranks 0, 1"],
-        ["rank 0", "rank 1"],
-        ["rank 1", "rank 0"],
-    )
-    assert "Requested operation is presently disabled" in said[0]
-    assert dict(found.results) == {0: 50, 1: 50}
 
 
 def test_an_interrupt_ends_the_ranks_and_keeps_the_nodes(held):

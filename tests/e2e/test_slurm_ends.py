@@ -15,22 +15,10 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.session.background import BackgroundRun
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value, at_work
-from tests.e2e.slurm_cells import (
-    ONE,
-    TWO,
-    failure,
-    kill,
-    ours,
-    run,
-    state_of,
-    submit,
-)
+from tests.e2e.slurm_cells import ONE, TWO, failure, ours, run, state_of, submit
 from tests.lab.slurm import SlurmLab, limits_memory
 
-pytestmark = [
-    pytest.mark.needs("lab", "slurm"),
-    pytest.mark.usefixtures("kernel"),
-]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.usefixtures("kernel")]
 
 OTHER = dataclasses.replace(TWO, options=(*TWO.options, ("nice", "1")))
 
@@ -222,21 +210,3 @@ def _a_minute_later(slurm: SlurmLab) -> None:
     """Have what killed agents left be older than it is: the next connection removes what has been still for ten seconds."""
     for host in slurm.nodes:
         host.exec(["sh", "-c", "touch -c -d '1 minute ago' /tmp/distmagic-*"])
-
-
-def test_the_keeper_of_a_second_node_that_is_killed_ends_the_allocation(slurm):
-    jobs: list[str] = []
-
-    def kill_it() -> None:
-        jobs.extend(slurm.jobs())
-        host = slurm.nodes[1]
-        kill(host, ours(host, "keeper"))
-
-    error = failure(slurm, as_value(count), 600.0, screen=Watch(at_work(2), kill_it))
-    assert isinstance(error, NodeLost)
-    told = f"Slurm job {jobs[0]} failed: one of its keepers has ended."
-    assert told in error.message
-    assert "Run the cell again" in error.hint
-    _a_minute_later(slurm)
-    found = run(slurm, as_value(count), 0.1)
-    assert found.state.phase == "done", "the next cell asks for new nodes"

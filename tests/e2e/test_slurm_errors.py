@@ -7,21 +7,18 @@ import pytest
 from distmagic.errors import AllocationEnded, PreflightError, UsageError
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm.allocation import ONE_CORE
-from distmagic.systems.slurm.shell import Shell
 from tests.e2e import runner
 from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value
 from tests.e2e.slurm_cells import (
-    ONE,
     Noticing,
     failure,
     interrupt,
-    replaced,
     run,
     submit,
     wait_until_it_runs,
 )
-from tests.lab import HostProcess, wait_until
+from tests.lab import wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
 pytestmark = pytest.mark.needs("lab", "slurm")
@@ -36,11 +33,7 @@ HOSTILE = "a  'b' \"c\" $HOME `touch /run/mine` $(touch /run/mine) é \\ ! * ; |
 @pytest.mark.parametrize(
     ("options", "nodes", "message"),
     [
-        (
-            (("partition", "nope"),),
-            1,
-            "invalid partition specified: nope",
-        ),
+        ((("partition", "nope"),), 1, "invalid partition specified: nope"),
         ((("frobnicate", "1"),), 1, "unrecognized option '--frobnicate=1'"),
     ],
 )
@@ -115,60 +108,10 @@ def test_a_batch_script_that_fails_is_told(slurm, kernel):
     _remove_logs(slurm)
 
 
-def test_a_directory_of_somebody_else_in_the_keepers_place(slurm, kernel):
-    """Anybody can make one in /tmp, and guess the number of the next job."""
-    last = int(submit(slurm, "--hold"))
-    slurm.command("scancel", str(last))
-    place = f"/tmp/distmagic-0-slurm.{last + 1}.{slurm.names[0]}"
-    slurm.nodes[0].exec(["install", "-d", "-o", "2345", place]).check_returncode()
-    error = failure(slurm, as_value(count), 0.1)
-    slurm.nodes[0].exec(["rmdir", place]).check_returncode()
-    assert isinstance(error, AllocationEnded)
-    assert f"Slurm job {last + 1} failed" in error.message
-    _remove_logs(slurm)
-
-
 def _remove_logs(slurm: SlurmLab) -> None:
     """Homes are not shared here, so nobody could read what a batch script printed."""
     for host in slurm.nodes:
         host.exec(["sh", "-c", "rm -f .distmagic-slurm-*"])
-
-
-# ---- Slurm itself
-
-_OLD_SRUN = """
-for word; do
-    case $word in --overlap) echo "srun: unrecognized option '--overlap'" >&2; exit 1;; esac
-done
-exec /run/real/srun "$@"
-"""
-
-
-def test_a_slurm_from_before_overlap(slurm, kernel):
-    with replaced(slurm.login, "srun", _OLD_SRUN):
-        error = failure(slurm, as_value(count), 0.1)
-    assert isinstance(error, PreflightError)
-    assert "srun --overlap" in error.message
-    assert "--hosts" in error.hint
-
-
-def test_a_command_that_hangs_is_given_up_and_tried_again(slurm, kernel, monkeypatch):
-    monkeypatch.setattr(Shell.run, "__defaults__", ("", 5.0))  # in place of COMMAND_S
-    hangs_once = (
-        'mkdir /run/hung 2>/dev/null && exec sleep 600; exec /run/real/squeue "$@"'
-    )
-    screen = Noticing("is not known", lambda: None)
-    with replaced(slurm.login, "squeue", hangs_once):
-        found = run(slurm, as_value(count), 0.1, screen=screen, allocation=ONE)
-    assert found.state.phase == "done"
-    assert "dm1: squeue gave no answer" in screen.noticed
-    slurm.login.exec(["rmdir", "/run/hung"]).check_returncode()
-
-    def hung() -> list[HostProcess]:
-        found = slurm.login.processes()
-        return [one for one in found if one.cmdline == ("sleep", "600")]
-
-    wait_until(lambda: not hung(), "the command to be ended")
 
 
 # ---- values

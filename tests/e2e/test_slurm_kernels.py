@@ -16,7 +16,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.session.session import Session
 from tests import REPOSITORY
 from tests.e2e import runner
-from tests.e2e.programs import count, wait_for
+from tests.e2e.programs import count
 from tests.e2e.runner import Watch, as_value, at_work
 from tests.e2e.slurm_cells import (
     TWO,
@@ -26,16 +26,11 @@ from tests.e2e.slurm_cells import (
     run,
     say_until,
     state_of,
-    submit,
-    wait_until_it_runs,
 )
 from tests.lab import wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
-pytestmark = [
-    pytest.mark.needs("lab", "slurm"),
-    pytest.mark.usefixtures("kernel"),
-]
+pytestmark = [pytest.mark.needs("lab", "slurm"), pytest.mark.usefixtures("kernel")]
 
 ASKER = NotebookAsker(can_ask=False)
 SMALL = dataclasses.replace(TWO, options=(("cpus-per-task", "2"),))
@@ -50,9 +45,7 @@ def test_a_kernel_that_is_killed_leaves_no_allocation(slurm):
         (job,) = slurm.jobs()
         process.kill()
     wait_until(
-        lambda: not slurm.jobs(),
-        "the allocation to end with its lease",
-        every_s=LOOK_S,
+        lambda: not slurm.jobs(), "the allocation to end with its lease", every_s=LOOK_S
     )
     assert "JobState=COMPLETED" in slurm.command("scontrol", "show", "job", job)
 
@@ -83,18 +76,6 @@ def test_a_detached_job_holds_its_nodes_when_its_kernel_is_killed(slurm, kernel)
         (job,) = slurm.jobs()
         process.kill()
     _find_and_attach(slurm, kernel, job, name, go)
-
-
-def test_a_detached_job_holds_its_nodes_when_its_kernel_is_gone(slurm, kernel):
-    go = slurm.lab.folder / "go-gone"
-    left = run(slurm, as_value(wait_for), str(go), detach=True)
-    (job,) = slurm.jobs()
-    kernel.close()
-    other = Session()
-    try:
-        _find_and_attach(slurm, other, job, left.job, go)
-    finally:
-        other.down()
 
 
 def _find_and_attach(
@@ -134,24 +115,6 @@ def test_two_kernels_and_two_allocations_on_the_same_nodes(slurm):
         "the other kernel's allocation to end",
         every_s=LOOK_S,
     )
-
-
-def test_a_job_that_was_not_submitted_for_us(slurm, kernel):
-    job = submit(slurm, "--gpus-per-node=1", "-c4")
-    wait_until_it_runs(slurm, job)
-    request = SlurmRequest(login="dm1", job=job)
-
-    def gpus() -> str:
-        import os
-
-        return os.environ["CUDA_VISIBLE_DEVICES"]
-
-    found = run(slurm, as_value(gpus), allocation=request, nproc_per_node=1)
-    assert dict(found.results) == {0: "0", 1: "0"}
-    kernel.down()
-    assert slurm.jobs() == (job,), "it is not ours to end"
-    slurm.lab.assert_clean()
-    slurm.command("scancel", job)
 
 
 def test_on_the_log_in_node_itself(slurm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -15,14 +14,7 @@ from distmagic.state.model import RunState
 from tests import REPOSITORY
 from tests.e2e.programs import count
 from tests.e2e.runner import as_value
-from tests.e2e.slurm_cells import (
-    ONE,
-    Noticing,
-    failure,
-    fill,
-    interrupt,
-    run,
-)
+from tests.e2e.slurm_cells import ONE, Noticing, failure, fill, interrupt, run
 from tests.lab import wait_until
 from tests.lab.slurm import UID, USER, SlurmLab
 
@@ -106,11 +98,3 @@ def test_a_script_of_an_ordinary_user_gets_nodes_and_gives_them_back(
         )
         assert re.search(line, done.stdout), done.stdout
     wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)
-
-
-def test_an_unused_allocation_ends(slurm, kernel):
-    request = dataclasses.replace(ONE, idle_s=8.0)
-    run(slurm, as_value(count), 0.1, allocation=request)
-    wait_until(lambda: not slurm.jobs(), "the allocation to end", every_s=0.1)
-    found = run(slurm, as_value(count), 0.1, allocation=request)
-    assert found.state.phase == "done", "the next cell asks for new nodes"

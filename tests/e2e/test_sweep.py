@@ -1,7 +1,5 @@
 """A sweep on real hosts: runs side by side, a queue, a run that fails and is rerun where it left its file."""
 
-from __future__ import annotations
-
 import pytest
 
 import distmagic

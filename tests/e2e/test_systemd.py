@@ -78,11 +78,8 @@ def log_out(host: LabHost) -> None:
     wait_until(is_alone, "the end of all sessions")
 
 
-@pytest.mark.parametrize(
-    "logind", [KILLS, "KillOnlyUsers=root\nKillExcludeUsers=nobody"]
-)
-def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host, logind):
-    lab = make_host(logind)
+def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host):
+    lab = make_host(KILLS)
     with pytest.raises(PreflightError) as caught:
         detach(lab)
     assert caught.value.host == "dm1"
@@ -98,9 +95,9 @@ def test_a_job_can_not_be_left_alone_where_it_would_be_killed(make_host, logind)
 
 
 @pytest.mark.parametrize(
-    "logind", ["KillUserProcesses=no", "KillUserProcesses=yes", KILLS]
+    ("logind", "warm_idle_s"),
+    [("KillUserProcesses=yes", 600.0), (KILLS, 0.0), (KILLS, 600.0)],
 )
-@pytest.mark.parametrize("warm_idle_s", [0.0, 600.0])
 def test_a_job_that_is_left_alone_outlives_the_session(make_host, logind, warm_idle_s):
     lab = make_host(logind)
     host = lab.hosts[0]
@@ -117,8 +114,7 @@ def test_a_job_that_is_left_alone_outlives_the_session(make_host, logind, warm_i
     lab.assert_clean()
 
 
-@pytest.mark.parametrize("warm_idle_s", [0.0, 600.0])
-def test_a_run_outlives_its_connection_where_its_user_lingers(make_host, warm_idle_s):
+def test_a_run_outlives_its_connection_where_its_user_lingers(make_host):
     lab = make_host(KILLS)
     host = lab.hosts[0]
     linger(host)
@@ -129,7 +125,7 @@ def test_a_run_outlives_its_connection_where_its_user_lingers(make_host, warm_id
         (host.home / "go").touch()
 
     run: Any = distmagic.run(
-        as_value(until_told), hosts="dm1:1", access=runner.access(lab, warm_idle_s=warm_idle_s),
+        as_value(until_told), hosts="dm1:1", access=runner.access(lab, warm_idle_s=600.0),
         screen=runner.Watch(at_work(1), break_connection),
     )  # fmt: skip
     assert dict(run.results) == {0: 7}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +12,7 @@ from distmagic.errors import WorkerFailed
 from distmagic.outcome.detached import Detached
 from distmagic.render.screen import TypedLine
 from distmagic.state.model import RunState
-from tests.builders.golden import Golden
 from tests.e2e import runner
-from tests.e2e.faults import host_of, send
 from tests.e2e.runner import as_value, reach, the_job
 from tests.lab import Lab
 
@@ -86,7 +83,7 @@ def asks_for_a_number(wanted: str) -> str:
 @pytest.mark.promise(
     "a breakpoint in one rank lets the others wait until you have typed"
 )
-def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab: Lab) -> None:
+def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab):
     typist = Typist(["p total * 100", "total += 10", "c"])
     run = runner.run_warm(warm_lab, HOSTS, stops_on_rank_1, screen=typist)
     assert dict(run.results) == dict.fromkeys(range(4), 20.0)
@@ -98,27 +95,27 @@ def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab: Lab) -> None:
     assert run.state.paused == {}
 
 
-def test_torchs_own_breakpoint_stops_one_rank(warm_lab: Lab) -> None:
+def test_torchs_own_breakpoint_stops_one_rank(warm_lab):
     typist = Typist(["up", "p secret * 11", "secret = 8", "c"])
     run = runner.run_warm(warm_lab, HOSTS, stops_as_torch_does, screen=typist)
     assert {rank for rank, _, _ in typist.places} == {1}
     assert any("77" in line.text for line in run.state.lines if line.rank == 1)
 
 
-def test_input_gets_what_is_typed(warm_lab: Lab) -> None:
+def test_input_gets_what_is_typed(warm_lab):
     typist = Typist(["élan 9"])
     run = runner.run_warm(warm_lab, HOSTS, asks_for_a_number, "2", screen=typist)
     assert dict(run.results) == {0: "", 1: "", 2: "élan 9", 3: ""}
 
 
-def test_q_ends_the_run_and_nobody_waits(warm_lab: Lab, golden: Golden) -> None:
+def test_q_ends_the_run_and_nobody_waits(warm_lab, golden):
     error = runner.failure_warm(warm_lab, HOSTS, stops_on_rank_1, screen=Typist(["q"]))
     assert isinstance(error, WorkerFailed)
     assert error.run.state.first_failure == 1
     golden(error.message, error.hint)
 
 
-def test_a_stop_ends_a_rank_that_waits_in_a_debugger(warm_lab: Lab) -> None:
+def test_a_stop_ends_a_rank_that_waits_in_a_debugger(warm_lab):
     typist = Typist([], lambda _: "stop")
     error = runner.failure_warm(warm_lab, HOSTS, stops_on_rank_1, screen=typist)
     state = error.run.state
@@ -126,32 +123,15 @@ def test_a_stop_ends_a_rank_that_waits_in_a_debugger(warm_lab: Lab) -> None:
     assert {worker.phase for worker in state.workers.values()} == {"stopped"}
 
 
-def test_a_rank_that_is_killed_while_it_waits_ends_the_run(warm_lab: Lab) -> None:
-    def kill(state: RunState) -> None:
-        worker = state.workers[1]
-        send(host_of(warm_lab, worker.host), [worker.pid], signal.SIGKILL)
-
-    error = runner.failure_warm(
-        warm_lab, HOSTS, stops_on_rank_1, screen=Typist([], kill)
-    )
-    assert isinstance(error, WorkerFailed)
-    ended = error.run.state.workers[1].ended
-    assert error.run.state.first_failure == 1
-    assert ended is not None
-    assert ended.code == -signal.SIGKILL
-
-
 @pytest.mark.parametrize("function", [stops_on_rank_1, asks_for_a_number])
-def test_where_nobody_can_type_it_ends_at_once(
-    warm_lab: Lab, golden: Golden, function: Callable[..., object]
-) -> None:
+def test_where_nobody_can_type_it_ends_at_once(warm_lab, golden, function):
     args = () if function is stops_on_rank_1 else ("1",)
     error = runner.failure_warm(warm_lab, HOSTS, function, *args)
     assert isinstance(error, WorkerFailed)
     golden(error.message, error.hint)
 
 
-def test_a_job_is_left_while_a_rank_waits_and_another_one_types(lab: Lab) -> None:
+def test_a_job_is_left_while_a_rank_waits_and_another_one_types(lab):
     left = session_run(lab, Typist([], lambda _: "detach"))
     assert isinstance(left, Detached)
     job, hosts = the_job(lab, "dm1,dm2")
@@ -165,8 +145,5 @@ def session_run(lab: Lab, screen: runner.Watch) -> object:
     import distmagic
 
     return distmagic.run(
-        as_value(stops_on_rank_1),
-        hosts=HOSTS,
-        access=runner.access(lab),
-        screen=screen,
+        as_value(stops_on_rank_1), hosts=HOSTS, access=runner.access(lab), screen=screen
     )

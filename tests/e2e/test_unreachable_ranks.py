@@ -36,11 +36,7 @@ def ask_store(host: str, port: int, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [
-        ("reject with tcp reset", "connection refused"),
-        ("reject with icmp host-unreachable", "no route to it"),
-        ("drop", "no answer"),
-    ],
+    [("reject with tcp reset", "connection refused"), ("drop", "no answer")],
 )
 def test_closed_ports_between_ranks(warm_lab, how, why):
     hosts = warm_lab.hosts[:2]
@@ -59,12 +55,8 @@ def test_closed_ports_between_ranks(warm_lab, how, why):
         assert f"{other.name} ({other.address} port " in first
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("dm1", "no connection in time"), ("nosuch.example", "can't be resolved")],
-)
-def test_a_store_that_is_not_there(warm_lab, name, why):
-    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", ask_store, name, 4444, 1.0)
+def test_a_store_that_is_not_there(warm_lab):
+    error = runner.failure_warm(warm_lab, "dm1:1,dm2:1", ask_store, "dm1", 4444, 1.0)
     assert isinstance(error, WorkerFailed)
-    assert error.hint.startswith(f"dm2 could not reach {name} port 4444: ")
-    assert why in error.hint
+    assert error.hint.startswith("dm2 could not reach dm1 port 4444: ")
+    assert "no connection in time" in error.hint

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ import distmagic
 from distmagic.api import session
 from distmagic.connection import idle_links
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled
 from distmagic.outcome.run import Run
 from distmagic.remote.wire.protocol import Template
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from tests.builders.golden import Golden
 from tests.builders.wheels import unpacked
 from tests.e2e import runner
-from tests.e2e.programs import stubborn
 from tests.e2e.runner import as_value, at_work
 from tests.lab import Lab
 from tests.lab.processes import HostProcess
@@ -100,8 +96,8 @@ def open_files() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("is_cold", [False, True])
 def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_the_highest(
-    warm: Lab, *, is_cold: bool
-) -> None:
+    warm, *, is_cold
+):
     (warm.hosts[0].home / ".bashrc").write_text("ulimit -Sn 300\n")
     rank, torchrun, agent = run(
         warm, "dm1:1", open_files, warm_idle_s=0.0 if is_cold else 900.0
@@ -111,7 +107,7 @@ def test_ranks_keep_the_limit_of_open_files_that_a_log_in_has_and_the_agent_has_
 
 
 @pytest.mark.promise("hosts keep torch loaded for the next run")
-def test_torch_stays_loaded(warm: Lab) -> None:
+def test_torch_stays_loaded(warm):
     for _ in range(2):
         found = run(warm, "dm1:2,dm2:2", runner.all_reduce).results
         assert [float(found[rank]["total"]) for rank in found] == [6.0] * 4
@@ -119,10 +115,7 @@ def test_torch_stays_loaded(warm: Lab) -> None:
     (template,) = templates(warm)
     found = [run(warm, "dm1:2", who).results[rank] for rank in (0, 1)]
     # Rank, torchrun, agent, template.
-    assert [pids.index(template.pid) for pids in found] == [
-        3,
-        3,
-    ]
+    assert [pids.index(template.pid) for pids in found] == [3, 3]
     assert len({pids[0] for pids in found}) == 2, "fresh processes"
     assert template.pid not in run(warm, "dm1:2", who, cold=True).results[0]
     assert [one.pid for one in templates(warm)] == [template.pid]
@@ -141,7 +134,7 @@ def importing() -> dict[str, bool]:
     return {module.__name__: os.getpid() != module.PID for module in modules}
 
 
-def test_packages_that_ranks_import_are_loaded_for_the_next_run(warm: Lab) -> None:
+def test_packages_that_ranks_import_are_loaded_for_the_next_run(warm):
     site = warm.hosts[0].home / "site"
     note = "import os\nPID = os.getpid()\n"
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -192,9 +185,7 @@ def is_loaded() -> bool:
     return bool(os.getpid() != slow.PID)
 
 
-def test_what_a_package_reads_when_it_is_imported_is_what_the_program_has_set(
-    warm: Lab,
-) -> None:
+def test_what_a_package_reads_when_it_is_imported_is_what_the_program_has_set(warm):
     text = "import os\nPID = os.getpid()\nHOME = os.environ.get('SLOW_HOME', 'none')\n"
     # A process that has only inherited what an import has set is not new.
     text += "os.environ['SLOW_HOME'] = 'inherited'\n"
@@ -220,9 +211,7 @@ def test_what_a_package_reads_when_it_is_imported_is_what_the_program_has_set(
     assert loaded()
 
 
-def test_its_memory_and_age_are_told_and_down_ends_it(
-    warm: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_memory_and_age_are_told_and_down_ends_it(warm, monkeypatch):
     # However busy the machine is.
     monkeypatch.setattr(idle_links, "_FINISH_S", 60.0)
     run(warm, "dm1:2", who)
@@ -235,19 +224,7 @@ def test_its_memory_and_age_are_told_and_down_ends_it(
     warm.assert_clean(within_s=0)
 
 
-def test_down_reaches_the_hosts_of_a_detached_job_too(warm: Lab) -> None:
-    left: Any = run(warm, "dm1:1,dm2:1", stubborn, detach=True)
-    assert [len(templates(warm, host)) for host in (0, 1)] == [1, 1]
-    left.stop()
-    assert session().down() == ()
-    assert templates(warm) == templates(warm, 1) == []
-    run(warm, "dm1:1", who)
-    assert len(templates(warm)) == 1
-
-
-def test_a_program_for_the_start_of_every_process_runs_in_every_rank(
-    warm: Lab, golden: Golden
-) -> None:
+def test_a_program_for_the_start_of_every_process_runs_in_every_rank(warm, golden):
     def seen() -> str:
         import sitecustomize
 
@@ -266,7 +243,7 @@ def test_a_program_for_the_start_of_every_process_runs_in_every_rank(
     assert templates(warm) == []
 
 
-def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> None:
+def test_other_variables_get_another_template_and_cold_gets_none(warm):
     def colour() -> tuple[str | None, str | None]:
         import os
         import subprocess
@@ -293,21 +270,7 @@ def test_other_variables_get_another_template_and_cold_gets_none(warm: Lab) -> N
     assert {one.pid for one in templates(warm)} == before
 
 
-def test_an_interrupt_ends_all_but_the_template(warm: Lab) -> None:
-    run(warm, "dm1:2,dm2:1", who)
-    before = [one.pid for one in templates(warm)]
-    screen = runner.Watch(at_work(3), lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Cancelled):
-        run(warm, "dm1:2,dm2:1", stubborn, screen=screen)
-    assert [one.pid for one in templates(warm)] == before
-    wait_until(lambda: [one.cmdline[-1] for one in warm.hosts[0].processes() if one.is_of_distmagic] == ["template"],
-               "nothing but the template")  # fmt: skip
-    assert float(run(warm, "dm1:2,dm2:1", runner.all_reduce).results[0]["total"]) == 3.0
-
-
-def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced(
-    warm: Lab,
-) -> None:
+def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced(warm):
     def work() -> int:
         import os
         import time
@@ -343,21 +306,7 @@ def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced
     assert another.pid != stopped.pid
 
 
-def test_two_jobs_at_once_from_one_template(warm: Lab) -> None:
-    run(warm, "dm1:2,dm2:2", who)
-    before = [one.pid for one in templates(warm)]
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(run, warm, "dm1:2,dm2:2", runner.all_reduce) for _ in range(2)
-        ]
-        assert [
-            [float(one["total"]) for one in job.result().results.values()]
-            for job in jobs
-        ] == [[6.0] * 4] * 2
-    assert [one.pid for one in templates(warm)] == before
-
-
-def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm: Lab) -> None:
+def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm):
     def measure(value: bytes) -> int:
         return len(value)
 
@@ -379,7 +328,7 @@ def is_removed(folder: Path) -> bool:
 
 @pytest.mark.promise("warm processes end with the kernel")
 @pytest.mark.parametrize("end", ["exit", "exit beside a run", "SIGKILL"])
-def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
+def test_end_of_the_kernel_releases_hosts(lab, end):
     program = textwrap.dedent(f"""
         import sys, os, signal, time
         sys.path.insert(0, {str(Path.cwd())!r})
@@ -424,7 +373,7 @@ def test_end_of_the_kernel_releases_hosts(lab: Lab, end: str) -> None:
 
 
 @pytest.mark.promise("warm processes end after 15 idle minutes")
-def test_idle_hosts_are_released(lab: Lab) -> None:
+def test_idle_hosts_are_released(lab):
     """They are what is asked for where nothing is said; here a second is."""
     assert Access().warm_idle_s == 15 * 60
     run(lab, "dm1:2", who, warm_idle_s=1.0)

@@ -1,8 +1,6 @@
-"""Runs that a cell does not wait for, in a kernel that nbclient drives: `--background` and `--detach`."""
+"""Runs that a cell does not wait for, in a kernel that nbclient drives."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 
@@ -13,7 +11,7 @@ from tests.notebooks.kernel import live_notebook, text_of
 pytestmark = pytest.mark.needs("lab")
 
 CELL = """\
-%%distributed {flags} -o {name}
+%%distributed --background -o {name}
 import time
 from pathlib import Path
 
@@ -27,31 +25,8 @@ wait()
 """
 
 
-def cell(name: str, end: str, flags: str = "--background") -> str:
-    return CELL.format(flags=flags, name=name, end=end)
-
-
-def test_the_commands_that_a_detached_cell_prints_work_as_they_are_printed(
-    lab, tmp_path
-):
-    """Though hosts, Python and SSH configuration stand in that cell alone."""
-    (third,) = lab.hosts[2:3]
-    with live_notebook(tmp_path) as notebook:
-        way = f"--hosts dm3:1 --python python3 --ssh-config {lab.ssh_config} --detach"
-        said = " ".join(notebook.run(cell("job", "return 7", way)).split())
-        attach, stop = re.findall(r"%distributed (?:attach|stop) [\w-]+", said)[:2]
-        job = attach.split()[-1]
-        table = notebook.run("%distributed jobs")
-        assert re.search(rf"{job} +detached +dm3 .* 1 +wait\(\) ", table)
-        logs = f"%distributed logs {job} 0"
-        wait_until(lambda: "here" in notebook.run(logs), "its first words")
-        assert "rank 0 (dm3, local_rank 0)" in notebook.run("%distributed stacks")
-        (third.home / "go").touch()
-        assert notebook.run(attach).startswith("done")
-        assert "has already ended (done)" in notebook.fail(stop)
-        assert notebook.run("job.attach().results[0]").endswith("7")
-        notebook.run("%distributed down")
-    lab.assert_clean()
+def cell(name: str, end: str) -> str:
+    return CELL.format(name=name, end=end)
 
 
 def test_a_run_in_the_background_of_a_notebook_and_the_end_of_its_kernel(lab, tmp_path):

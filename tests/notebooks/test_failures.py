@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,39 +112,3 @@ def notebook(
 def test_a_wrong_cell_fails(notebook, cell, error):
     shown = notebook.fail(f"%%distributed --payload-limit 1M\n{cell}")
     assert f"\n{error}" in f"\n{shown}"
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("--host dm1", "UsageError: --host "),
-        ("--hosts nowhere", "Unreachable: nowhere: "),
-        ("--hosts 127.0.0.1:2299", "Unreachable: 127.0.0.1: "),
-    ],
-)
-def test_a_wrong_line_fails(notebook, line, error):
-    shown = notebook.fail(f"%%distributed {line}\nlen([])")
-    view, found, _ = f"\n{shown}".partition(f"\n{error}")
-    assert found
-    # Where hosts are tried, they are shown.
-    assert ("failed · " in view) == error.startswith("Unreachable")
-
-
-def test_a_question_that_nobody_can_answer_is_an_error(session_lab, notebook, tmp_path):
-    key = shutil.copy(session_lab.identity, tmp_path / "locked")
-    subprocess.run(
-        ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    text = (
-        session_lab.ssh_config.read_text()
-        .replace(str(session_lab.identity), str(key))
-        .replace("BatchMode yes", "")
-    )
-    (tmp_path / "ssh_config").write_text(text)
-    shown = notebook.fail(
-        f"%%distributed --hosts dm1 --ssh-config {tmp_path}/ssh_config\nlen([])"
-    )
-    assert "\nAuthenticationError: dm1: " in shown
-    assert "locked" in shown

@@ -1,8 +1,7 @@
-"""What a notebook's ranks find on the hosts: packages with their data, folders, scripts, and what runs before left."""
+"""What a notebook's ranks find on the hosts: packages with their data, and what lies beside a pasted script."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,6 @@ pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
 WORK = "/home/node/.distmagic/work/nb"
 FILES = {
-    "train.py": "import sys, helper\nprint(sys.argv, helper.NAME, open('data/x.txt').read())\n",
-    "helper.py": "NAME = 'helper'\n",
-    "data/x.txt": "some data",
     "pkg/__init__.py": "",
     "pkg/model.py": "import importlib\nimport importlib.resources\n\n\ndef load():\n"
     "    table = importlib.resources.files('pkg').joinpath('table.csv').read_text()\n"
@@ -60,60 +56,6 @@ look()
     assert f"[rank 0 dm1] ('1,2', 'late') {WORK} {WORK}/pkg\n" in text
     assert "[rank 0 dm1] child ('1,2', 'late')\n" in text
     assert "[rank 0 dm1] ['pkg']" in text, "what the cell does not import stays here"
-
-
-def test_a_folder_is_brought_and_kept_for_the_cells_after_it(notebook, folder):
-    look = "\ndef look():\n    return open('data/x.txt').read()\nlook()\n"
-    assert "done 100%" in notebook.run(f"%%distributed --sync . -o run{look}")
-    assert notebook.run("run.results[0]") == "'some data'"
-    (folder / "data" / "x.txt").write_text("new data")
-    notebook.run(f"%%distributed -o run{look}")
-    assert notebook.run("run.results[0]") == "'some data'"
-    notebook.run(f"%%distributed -o run --sync data{look}")
-    assert notebook.run("run.results[0]") == "'new data'"
-    refused = notebook.fail(f"%%distributed --sync nowhere{look}")
-    assert "UsageError: --sync nowhere: " in refused
-    missing = notebook.fail(f"%%distributed --fresh{look}")
-    assert "FileNotFoundError: " in missing
-
-
-def test_a_script_is_run_by_a_line(notebook, folder):
-    (folder / "data" / "x.txt").write_text("some data")
-    text = notebook.run("%distributed run --nproc-per-node 2 -o run train.py 50 -b 32")
-    for rank in range(2):
-        assert (
-            f"[rank {rank} dm1] ['train.py', '50', '-b', '32'] helper some data" in text
-        )
-    assert notebook.run("run.state.phase") == "'done'"
-    assert notebook.run("'_run' in globals()") == "False"
-    assert "cd ~/.distmagic/work/" in notebook.run(
-        "%distributed run --dry-run train.py 5"
-    )
-    refused = notebook.fail("%distributed run nothing.py")
-    assert "UsageError: There is no script nothing.py" in refused
-
-
-def test_a_cell_is_run_as_a_script_with_arguments(notebook):
-    text = notebook.run("""\
-%%distributed --script -- 50 --lr 0.5
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("epochs", type=int)
-parser.add_argument("--lr", type=float)
-if __name__ == "__main__":
-    print(vars(parser.parse_args()))
-""")
-    assert "[rank 0 dm1] {'epochs': 50, 'lr': 0.5}" in text
-
-
-def test_what_is_kept_is_told_and_removed(notebook, session_lab):
-    notebook.run("%%distributed\nopen('left', 'w').write('x' * 2_000_000)\n")
-    shown = notebook.run("%distributed clean")
-    kept = r"~/.distmagic/work/nb on dm1 \(2.0 MB, "
-    assert re.search(kept + r"last used \d+ s ago\)\n", shown)
-    assert re.search(f"removed .*{kept}", notebook.run("%distributed clean all"))
-    assert "nb" not in session_lab.hosts[0].listdir("/home/node/.distmagic/work")
 
 
 def test_a_pasted_script_finds_what_lies_beside_it(notebook, folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -58,27 +57,3 @@ def test_while_the_call_is_packed(lab, tmp_path):
     said = shown.removeprefix(announced)
     assert said.startswith("Cancelled: Interrupted before ")
     assert "\n" not in said
-
-
-def test_while_a_host_does_not_answer(tmp_path):
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        live_notebook(tmp_path) as notebook,
-    ):
-
-        def press() -> None:
-            silent.settimeout(60)
-            silent.accept()[0].detach()  # the kernel dials; it never hears a word
-            notebook.interrupt()
-
-        with notebook.meanwhile(press):
-            shown = notebook.fail(
-                f"%%distributed --hosts 127.0.0.1:{silent.getsockname()[1]}\nprint()"
-            )
-        view = notebook.node.cells[-1].outputs[0].data
-        assert set(view) == {"text/plain", "text/html"}  # no widget is left
-        assert notebook.run("6 * 7") == "42"
-    assert shown.startswith("stopped · 127.0.0.1 · took ")
-    *_, message, hint = shown.splitlines()
-    assert message.startswith("Cancelled: Interrupted while ")
-    assert "127.0.0.1" in hint

@@ -1,4 +1,4 @@
-"""`%distributed jobs | attach | stop | logs | clean` in a notebook."""
+"""`%distributed jobs | attach | stop | add | clean` in notebooks: whose jobs they list, and who may end them."""
 
 from __future__ import annotations
 
@@ -17,62 +17,6 @@ from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
 pytestmark = pytest.mark.needs("lab")
-
-
-def test_the_commands_about_jobs(lab, tmp_path):
-    with live_notebook(tmp_path) as notebook:
-        notebook.run(
-            f"%load_ext distmagic\n%config Distmagic.ssh_config = {str(lab.ssh_config)!r}"
-        )
-        notebook.run("%distributed hosts dm1:1 dm2:1")
-        assert "no jobs on these hosts" in notebook.run("%distributed jobs")
-        notebook.run(
-            "%%distributed\nimport os\ndef name():\n    print('I am', os.environ['RANK'])\n    return 7\nname()"
-        )
-
-        jobs = notebook.run("%distributed jobs")
-        job = re.search(r"(\d{4}-\d{6}-\w+)  done   dm1, dm2  \d+ s ago", jobs)[1]
-        assert notebook.run(f"%distributed logs {job} 1") == "I am 1\n"
-        assert "[rank 1 dm2] I am 1" in notebook.run(
-            f"%distributed attach {job[:-2]} seen"
-        )
-        assert notebook.run("dict(seen.results)") == "{0: 7, 1: 7}"
-
-        assert f"Job {job} has already ended (done)." in notebook.fail(
-            f"%distributed stop {job}"
-        )
-        unknown = notebook.fail("%distributed attach nothing")
-        assert "There is no job 'nothing'" in unknown
-        notebook.run(f"%distributed logs {job} -1")  # torchrun's own
-        assert f"Job {job} has no rank 9." in notebook.fail(
-            f"%distributed logs {job} 9"
-        )
-        assert "'1bad' is not a variable's name." in notebook.fail(
-            f"%distributed attach {job} 1bad"
-        )
-        assert "'x' is not a rank." in notebook.fail(f"%distributed logs {job} x")
-        assert "%distributed stop needs" in notebook.fail("%distributed stop")
-
-        sent = [
-            path
-            for host in lab.hosts[:2]
-            for path in (host.home / ".distmagic/blobs").iterdir()
-        ]
-        for path in sent:
-            os.utime(path, times=(1e9, 1e9))  # nobody has used it for long
-        said = notebook.run("%distributed clean")
-        folders = re.findall(r": ~/\.distmagic/work/(\w+) on (\w+) ", said)
-        name = "test_the_commands_about_jobs0"
-        assert folders == [(name, "dm1"), (name, "dm2")]
-        assert re.search(r"that nobody uses: \d+\.\d MB\n", said)
-        assert len([path for path in sent if path.exists()]) == len(sent)
-        assert re.search(r"removed: \d+\.\d MB", notebook.run("%distributed clean all"))
-        assert len([path for path in sent if path.exists()]) == 2, (
-            "the bundle of each host, which is in use"
-        )
-        assert "no jobs on these hosts" in notebook.run("%distributed jobs")
-        notebook.run("%distributed down")
-    lab.assert_clean()
 
 
 RUN = "%%distributed --hosts dm1:1\ndef seven():\n    return 7\nseven()"

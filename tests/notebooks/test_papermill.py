@@ -76,14 +76,3 @@ def test_a_training_with_a_parameter(session_lab, tmp_path):
     assert '<table class="dm-table">' in shown.data["text/html"]
     assert saved.cells[-1].outputs[0].data["text/plain"] == "{0: 5, 1: 5}"
     session_lab.assert_clean()
-
-
-def test_a_training_that_fails(session_lab, tmp_path):
-    ran, saved = papermill(session_lab, tmp_path, 0)
-    assert ran.returncode == 1
-    assert "AssertionError: nothing to do" in ran.stderr
-    assert "WorkerFailed: rank " in ran.stderr
-    assert '<table class="dm-table">' in str(
-        next(cell for cell in saved.cells if cell.source == TRAINING).outputs
-    )
-    session_lab.assert_clean()

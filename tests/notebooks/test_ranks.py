@@ -56,7 +56,7 @@ os.uname().nodename, os.getpid()
 @pytest.mark.promise(
     "ranks can stay for the next cell with their model and process group"
 )
-def test_the_next_cell_has_model_and_group(notebook: LiveNotebook) -> None:
+def test_the_next_cell_has_model_and_group(notebook):
     text = notebook.run("""\
 %%ranks
 total = torch.tensor([1.0])
@@ -72,7 +72,7 @@ total.item(), calls, type(model).__name__
     still_there(notebook)
 
 
-def test_an_exception_fails_the_cell_alone(notebook: LiveNotebook) -> None:
+def test_an_exception_fails_the_cell_alone(notebook):
     text = notebook.fail("""\
 %%ranks
 kept = 5
@@ -87,12 +87,12 @@ if os.environ["RANK"] == "1":
     still_there(notebook)
 
 
-def test_an_exit_ends_the_cell_and_not_the_rank(notebook: LiveNotebook) -> None:
+def test_an_exit_ends_the_cell_and_not_the_rank(notebook):
     assert "ended with exit code 3" in notebook.fail("%%ranks\nraise SystemExit(3)")
     still_there(notebook)
 
 
-def test_a_cell_for_some_ranks(notebook: LiveNotebook) -> None:
+def test_a_cell_for_some_ranks(notebook):
     text = notebook.run('%%ranks 0,2-3 -o some\nint(os.environ["RANK"]) ** 2')
     assert text.splitlines()[-3:] == ["rank 0: 0", "rank 2: 4", "rank 3: 9"]
     assert "3 ranks on dm1, dm2" in text
@@ -100,9 +100,7 @@ def test_a_cell_for_some_ranks(notebook: LiveNotebook) -> None:
     assert "no rank 4" in notebook.fail("%%ranks 4\n1")
 
 
-def test_names_follow_the_notebook_until_they_are_the_ranks_own(
-    notebook: LiveNotebook,
-) -> None:
+def test_names_follow_the_notebook_until_they_are_the_ranks_own(notebook):
     notebook.run("import math\nlr = 0.5\ndef step(x):\n    return math.floor(x * lr)")
     text = notebook.run("%%ranks\nstep(9)")
     assert re.search(
@@ -119,23 +117,21 @@ def test_names_follow_the_notebook_until_they_are_the_ranks_own(
     assert notebook.run("%%ranks\nstep(9)").endswith("ranks 0-3: 9\n")
 
 
-def test_a_long_cell_is_brought_before_it_runs(notebook: LiveNotebook) -> None:
+def test_a_long_cell_is_brought_before_it_runs(notebook):
     notebook.run("import random\ntext = random.Random(5).randbytes(400_000)")
     text = notebook.run("%%ranks\nlen(text)")
     assert "From the notebook: text." in text
     assert text.endswith("ranks 0-3: 400000\n")
 
 
-def test_several_values_of_a_cell_may_be_larger_together(
-    notebook: LiveNotebook,
-) -> None:
+def test_several_values_of_a_cell_may_be_larger_together(notebook):
     notebook.run("import torch\nparts = [torch.ones(90_000) for _ in range(5)]")
     notebook.run("first, second, third, fourth, fifth = parts")
     text = notebook.run("%%ranks\nsum(map(len, (first, second, third, fourth, fifth)))")
     assert text.endswith("ranks 0-3: 450000\n")
 
 
-def test_values_are_read_and_set_by_name_and_by_rank(notebook: LiveNotebook) -> None:
+def test_values_are_read_and_set_by_name_and_by_rank(notebook):
     notebook.run("""\
 %%ranks
 rank = int(os.environ["RANK"])
@@ -150,7 +146,7 @@ large = torch.full((300_000,), float(rank))
     still_there(notebook)
 
 
-def test_a_large_value_leaves_the_notebook_once(notebook: LiveNotebook) -> None:
+def test_a_large_value_leaves_the_notebook_once(notebook):
     text = notebook.run("""\
 import torch
 from distmagic.connection.link import Link
@@ -171,7 +167,7 @@ sum(poured) // 12_000_000
     assert text.endswith("ranks 0-3: 3000000.0\n")
 
 
-def test_what_is_no_value_is_named(notebook: LiveNotebook) -> None:
+def test_what_is_no_value_is_named(notebook):
     notebook.run("%%ranks\nimport threading\nlock = threading.Lock()")
     notebook.run("%%ranks 2\nalone = 5")
     text = notebook.fail('ranks["lock"]')
@@ -217,22 +213,18 @@ def see_that_changed_modules_are_loaded_again(notebook: LiveNotebook) -> None:
     assert notebook.run("%%ranks\nideas.step").endswith(": 3\n")
 
 
-def test_modules_that_have_changed_on_disk_are_loaded_again(
-    notebook: LiveNotebook,
-) -> None:
+def test_modules_that_have_changed_on_disk_are_loaded_again(notebook):
     see_that_changed_modules_are_loaded_again(notebook)
 
 
-def test_modules_of_the_notebooks_own_machine_are_loaded_again(tmp_path) -> None:
+def test_modules_of_the_notebooks_own_machine_are_loaded_again(tmp_path):
     with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "localhost:2"}) as notebook:
         notebook.run("%%ranks\nfirst = 1")
         see_that_changed_modules_are_loaded_again(notebook)
         notebook.run("%distributed end ranks")
 
 
-def test_spawned_children_find_what_earlier_cells_define(
-    notebook: LiveNotebook,
-) -> None:
+def test_spawned_children_find_what_earlier_cells_define(notebook):
     notebook.run("""\
 %%ranks 0
 from torch.utils.data import DataLoader, Dataset
@@ -264,9 +256,7 @@ loader = DataLoader(Later(), num_workers=1, multiprocessing_context="forkserver"
     assert text.endswith("rank 0: [0, 1, 4, 9]\n")
 
 
-def test_an_interrupt_ends_the_look_at_a_value_alone(
-    notebook: LiveNotebook, session_lab: Lab
-) -> None:
+def test_an_interrupt_ends_the_look_at_a_value_alone(notebook, session_lab):
     notebook.run("""\
 %%ranks
 class Slow:
@@ -289,7 +279,7 @@ slow = Slow()
     still_there(notebook)
 
 
-def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook: LiveNotebook) -> None:
+def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook):
     notebook.run("import torch\nones, twos = torch.ones(3000), torch.full((30,), 2.0)")
     notebook.run("%%ranks\nheld = ones")
     notebook.run("%%ranks\nother = twos")
@@ -297,8 +287,6 @@ def test_a_value_of_an_earlier_cell_stays_as_it_was(notebook: LiveNotebook) -> N
     assert text.endswith("ranks 0-3: (3000.0, 60.0)\n")
 
 
-def test_flags_of_a_later_cell_must_be_those_of_the_first(
-    notebook: LiveNotebook,
-) -> None:
+def test_flags_of_a_later_cell_must_be_those_of_the_first(notebook):
     assert "another hosts" in notebook.fail("%%ranks --hosts dm3:1\n1")
     assert notebook.run("%%distributed --stay ranks\n1").endswith("ranks 0-3: 1\n")

@@ -1,7 +1,5 @@
 """`%%distributed --on slurm:LOGIN` in a notebook: two cells in one allocation, jobs on its nodes, and its end."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.needs("lab")
 WARM_UP, RUNS = 20, 40  # runs until all is loaded that ever is; runs altogether
 # Of memory that is not free, in twenty runs of which four look at 4 MB; the bench's soak looks for what grows slowly.
 MORE_MB = 5.0
-LARGE_MB = 40
 
 
 @pytest.fixture
@@ -30,10 +29,7 @@ def notebook(lab: Lab, tmp_path: Path) -> Iterator[LiveNotebook]:
     have left there take some MB.
     """
     (tmp_path / "tmp").mkdir()
-    own = {
-        "TMPDIR": str(tmp_path / "tmp"),
-        "DISTMAGIC_HOME": str(tmp_path / "home"),
-    }
+    own = {"TMPDIR": str(tmp_path / "tmp"), "DISTMAGIC_HOME": str(tmp_path / "home")}
     with live_notebook(tmp_path, own) as made:
         made.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
         made.run("%distributed hosts dm1:1")
@@ -122,20 +118,3 @@ def test_forty_runs_of_every_kind_hold_no_more_than_twenty(lab, notebook, tmp_pa
     assert is_no_more(host, before_host), f"{host}, and before: {before_host}"
     assert kernel.memory_mb - before_kernel.memory_mb < MORE_MB
     assert host.memory_mb - before_host.memory_mb < MORE_MB
-
-
-def test_large_results_are_gone_with_the_name_of_their_run(lab, notebook, tmp_path):
-    notebook.run(f"def much():\n    return torch.ones({LARGE_MB << 20} // 4)")
-    execute(notebook, soak.LARGE, lab)
-    notebook.run("del run")
-    before = of_kernel(notebook, tmp_path)
-    for line in ("%%distributed -o run\nmuch()", "%%distributed\nrun = much()") * 2:
-        notebook.run(line)
-        assert notebook.run("float(run.results[0].sum())").endswith(
-            f"\n{float(LARGE_MB << 18)}"
-        )
-        assert of_kernel(notebook, tmp_path).files == before.files + 1
-    notebook.run("del run")
-    after = settled(notebook, tmp_path, before)
-    assert held.added(after, before) == []
-    assert after.memory_mb - before.memory_mb < LARGE_MB / 4

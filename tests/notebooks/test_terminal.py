@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 
@@ -78,48 +77,6 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path):
         text = typed(ipython, "\x03", r"In \[4\]: ")
         assert "\nCancelled: The run was interrupted" in text
         assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
-    finally:
-        ipython.close(force=True)
-
-
-@pytest.mark.needs("lab")
-def test_a_passphrase_is_asked_for_once(lab, tmp_path):
-    text, key, config = (
-        lab.ssh_config.read_text(),
-        tmp_path / "locked",
-        tmp_path / "config",
-    )
-    (known,) = set(re.findall(r"IdentityFile (\S+)", text))
-    shutil.copy(known, key)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-p", "-f", key, "-P", "", "-N", "open sesame"], check=True
-    )
-    config.write_text(
-        text.replace(known, str(key)).replace("BatchMode yes", "BatchMode no")
-    )
-    env = environment(
-        {"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path), "SSH_AUTH_SOCK": ""}
-    )
-    argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
-    ipython = pexpect.spawn(
-        sys.executable,
-        argv,
-        cwd=tmp_path,
-        env=env,
-        dimensions=(30, 100),
-        encoding="utf-8",
-        timeout=240,
-    )
-    try:
-        typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
-        line = f"%%distributed --hosts dm1:1,dm2:1 --warm-idle 0 --ssh-config {config}"
-        assert str(key) in typed(
-            ipython, f"{line}\nprint('hel' + 'lo')\n\n\n", r"assphrase[^\n]*: "
-        )
-        said = typed(ipython, "open sesame\n", r"In \[3\]: ")
-        assert "open sesame" not in said
-        assert "assphrase" not in said, "asked once for both hosts"
-        assert "[rank 1 dm2] hello\n" in said
     finally:
         ipython.close(force=True)
 

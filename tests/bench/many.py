@@ -20,10 +20,7 @@ from tests.lab import wait_until
 TITLE = "Many hosts that take a second to answer"
 _COUNTS = (128, 512)
 # What a host takes, and by how much many of them may take longer than the slowest one.
-_WAIT_S, _MORE_S = (
-    1.0,
-    2.0,
-)
+_WAIT_S, _MORE_S = (1.0, 2.0)
 _ABOUT = (
     "another process plays the hosts from a recording, over unix sockets in place of SSH: what counts is that no host "
     "waits for another; what SSH costs is not in it"

@@ -18,10 +18,7 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 
 # A connection begins with a line of one of these, and the host's number.
-LOG_IN, CONVERSATION = (
-    "log-in",
-    "conversation",
-)
+LOG_IN, CONVERSATION = ("log-in", "conversation")
 _LINE_BYTES = 1 << 20
 _MANY = 4096  # connections at once that are not accepted yet
 _FACTS = protocol.Facts(

@@ -1,7 +1,5 @@
 """Messages of the wire."""
 
-from __future__ import annotations
-
 from distmagic.remote.wire import protocol as p
 
 SHA = "ab" * 32

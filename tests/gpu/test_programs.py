@@ -1,7 +1,5 @@
 """What the ranks of the other tests do, on the CPU: a mistake in it shows on a machine without a GPU, too."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.errors import WorkerFailed

@@ -1,7 +1,5 @@
 """Ranks on GPUs: their devices, collectives over NCCL and gloo, results, errors, and how many a host has."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -15,10 +15,7 @@ from tests.lab.processes import HostProcess
 from tests.lab.waiting import wait_until
 
 # The last words of what distmagic keeps on a host between two runs: contact, template.
-_KEPT = (
-    BOOTSTRAP,
-    "template",
-)
+_KEPT = (BOOTSTRAP, "template")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,7 @@ import subprocess
 
 import pytest
 
-from distmagic.request.hosts import Host
-from distmagic.transports.ssh.config import resolve
-from tests.lab import LabHost, wait_until
+from tests.lab import wait_until
 
 
 def test_hosts_differ_in_all_that_makes_a_host(lab):
@@ -37,40 +35,6 @@ def test_hosts_reach_each_other_by_name_and_nobody_else(lab):
         "lo",
         "eth0",
     }
-
-
-def test_tmp_is_private_and_files_leaves_out_what_is_shared(lab):
-    dm1, dm2, _ = lab.hosts
-    lab.ssh(dm1, "mkdir -p /tmp/a/b && touch /tmp/a/b/c /dev/shm/x")
-    assert dm1.files("/tmp") == ("/tmp/a/b/c",)
-    assert dm1.files("/dev/shm") == ("/dev/shm/x",)
-    assert dm2.files("/tmp") == ()
-    assert dm1.files("/nowhere") == ()
-
-
-AWAY = {
-    "cut": (LabHost.cut, LabHost.heal),
-    "deaf": (LabHost.drop, LabHost.undrop),
-    "frozen": (LabHost.freeze, LabHost.thaw),
-    "off": (LabHost.kill, LabHost.start),
-}
-
-
-@pytest.mark.parametrize("how", AWAY)
-def test_only_a_host_that_cant_answer_is_given_up_soon(lab, how):
-    def limits() -> list[float | None]:
-        return [
-            resolve(Host(name=host.name), str(lab.ssh_config)).connect_timeout_s
-            for host in lab.hosts
-        ]
-
-    strike, mend = AWAY[how]
-    strike(lab.hosts[1])
-    assert limits() == [30.0, 2.0, 30.0]
-    mend(lab.hosts[1])
-    assert limits() == [30.0, 30.0, 30.0]
-    lab.hosts[1].drop(source=lab.hosts[0])
-    assert limits() == [30.0, 30.0, 30.0], "it answers others"
 
 
 def test_processes(lab):

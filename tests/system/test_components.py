@@ -1,7 +1,5 @@
 """What is said about components that are missing, and the rule for CI."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.system import __main__ as command
@@ -29,26 +27,3 @@ def test_in_ci_missing_components_fail(nothing, monkeypatch, capsys):
     monkeypatch.setenv("CI", "true")
     assert command.main() == 1
     assert "tests that need lab fail" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "some", "others"),
-    [
-        ([], {"openssh-server", "iproute2", "chromium"}, {"rsync"}),
-        (["sky"], {"openssh-server", "slurmd", "rsync"}, {"chromium", "fish"}),
-    ],
-)
-def test_installs_all_that_is_missing_at_once(
-    nothing, monkeypatch, capsys, tmp_path, words, some, others
-):
-    monkeypatch.delenv("NO_APT")
-    monkeypatch.setattr(command, "_POLICY", tmp_path / "policy-rc.d")
-    monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
-    calls = []
-    monkeypatch.setattr(command, "_run", lambda argv: calls.append(argv) or True)
-    command.main(words)
-    assert [call[4] for call in calls] == ["update", "install"]
-    assert some <= set(calls[1])
-    assert not others & set(calls[1])
-    assert "installing with apt-get" in capsys.readouterr().out
-    assert not any(tmp_path.iterdir())

@@ -33,9 +33,7 @@ def read(report: Path) -> list[Test]:
         is_in_subfolder = parts[1] == "unit" and not parts[2].startswith("test_")
         folder = "/".join(parts[:3] if is_in_subfolder else parts[:2])
         test = Test(
-            folder=folder,
-            seconds=float(case.attrib["time"]),
-            is_quick="quick" in tiers,
+            folder=folder, seconds=float(case.attrib["time"]), is_quick="quick" in tiers
         )
         tests.append(test)
     return tests

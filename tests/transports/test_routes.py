@@ -64,16 +64,6 @@ def log_ins(servers: tuple[Sshd, ...]) -> list[int]:
     return [server.connections() for server in servers]
 
 
-@pytest.mark.quick
-def test_two_jump_hosts_in_one_line(home, three):
-    access = home.configure("Host target\n  ProxyJump outer,inner\n")
-    with contextlib.closing(
-        ssh.connect(Host(name="target"), access, NoAsker())
-    ) as transport:
-        assert says_hello(transport)
-        wait_until(lambda: log_ins(three) == [1, 1, 1], "each log-in in its log")
-
-
 def test_a_jump_host_with_a_jump_host_of_its_own(home, three):
     access = home.configure(
         "Host target\n  ProxyJump inner\nHost inner\n  ProxyJump outer\n"

@@ -1,7 +1,5 @@
 """`distmagic.run`: its signature and help name every option, and a wrong one is answered with the nearest."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import asdict, fields
@@ -205,15 +203,7 @@ def test_options_that_are_not_given_leave_access_as_it_is(session):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "host",
-        "time_out_s",
-        "nproc",
-        "pythons",
-        "payload_limit",
-        "xyz",
-    ],
+    "name", ["host", "time_out_s", "nproc", "pythons", "payload_limit", "xyz"]
 )
 def test_a_wrong_option_is_answered_with_the_nearest(session, name, golden):
     with golden.raises(UsageError):

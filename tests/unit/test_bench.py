@@ -7,15 +7,9 @@ import importlib
 import pytest
 
 from tests import REPOSITORY
-from tests.bench import many, table
+from tests.bench import table
 from tests.bench.__main__ import SECTIONS
-from tests.bench.bench import Bench
-from tests.bench.figures import (
-    MetricRow,
-    Section,
-    Target,
-)
-from tests.bench.peers import Peers
+from tests.bench.figures import MetricRow, Section, Target
 
 ROW = MetricRow(
     what="start",
@@ -46,14 +40,6 @@ def test_every_file_of_the_bench_can_be_imported():
             assert file.stem not in SECTIONS or (
                 callable(module.measure) and module.TITLE
             )
-
-
-def test_the_many_hosts_that_are_played_answer_all_that_a_launch_asks(tmp_path):
-    bench = Bench(peers=Peers(python=tmp_path, missing={}), rounds=1, rounds_dear=1)
-    with many.simulated_hosts(tmp_path / "hosts", log_in_s=0.0, answer_s=0.0) as path:
-        [took] = many.launches(bench, path, 3)
-    assert took.threads > 0
-    assert took.stopped_s > 0
 
 
 def test_the_readme_gets_four_rows_with_their_medians():

@@ -74,32 +74,6 @@ def test_flags_stand_before_the_script(ran, monkeypatch, capsys):
     assert capsys.readouterr().out == "would run train.py\n"
 
 
-def test_nodes_may_come_from_slurm(ran, monkeypatch):
-    monkeypatch.setenv("DISTMAGIC_HOSTS", "gpu-b")
-    assert (
-        cli.main(
-            [
-                "run",
-                "--on",
-                "slurm:login1",
-                "--nodes",
-                "2",
-                "--exclusive",
-                "train.py",
-                "50",
-            ]
-        )
-        == 0
-    )
-    ((request, program, hosts, _),) = ran.calls
-    assert program == Program(target="train.py", args=("50",))
-    assert (request.allocation.login, request.allocation.nodes, hosts) == (
-        "login1",
-        2,
-        (),
-    )
-
-
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [

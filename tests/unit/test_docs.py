@@ -1,18 +1,13 @@
 """The site's generated pages: nothing that users can write or call is missing on them."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
-import json
 import re
 
-import nbformat
 import pytest
 
 import distmagic
 from distmagic.notebook.commands import SUBCOMMANDS
-from distmagic.notebook.help_pages import topics
 from distmagic.outcome.detached import Detached
 from distmagic.remote.rank import checkpoint
 from distmagic.request.flag_table import FLAGS
@@ -28,14 +23,6 @@ def prepare():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_the_navigation_leads_to_every_page(prepare):
-    page = prepare.index(NOTEBOOKS)
-    for topic in topics():
-        assert page.count(f"\ndistmagic/help/{topic}\n") == 1
-    for path in NOTEBOOKS:
-        assert f"\nnotebooks/{path.stem}\n" in page
 
 
 def test_all_flags_commands_and_public_names_have_a_place(prepare):
@@ -60,26 +47,6 @@ def test_docstrings_of_the_api_are_written_as_all_pages_are():
     for one in written:
         text = inspect.getdoc(one) or ""
         assert list(prose.faults(text, with_cells=False)) == [], one
-
-
-def test_the_course_has_a_card_for_each_notebook(prepare):
-    page = prepare.course(NOTEBOOKS)
-    for path in NOTEBOOKS:
-        assert f"]({path.name})" in page
-
-
-def test_outputs_are_taken_from_the_notebook_that_was_executed(
-    prepare, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(prepare, "EXECUTED", tmp_path)
-    (first, *_) = NOTEBOOKS
-    assert prepare.best(first) == first
-    executed = nbformat.read(first, 4)
-    nbformat.write(executed, tmp_path / first.name)
-    assert prepare.best(first) == tmp_path / first.name
-    executed.cells[0].source += " of yesterday"
-    (tmp_path / first.name).write_text(json.dumps(executed))
-    assert prepare.best(first) == first
 
 
 def test_pages_are_copied_with_what_they_show(prepare, tmp_path, capsys):

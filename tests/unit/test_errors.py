@@ -1,7 +1,5 @@
 """What a notebook shows of an error: what happened, the user's own line, what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.errors import WorkerFailed

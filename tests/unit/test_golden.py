@@ -51,20 +51,6 @@ def texts_of(entry: str) -> str:
     return read(page_of(entry))[entry]
 
 
-def test_an_entry_is_read_as_it_was_written(entry, tmp_path):
-    renew(page_of(entry), "unit/request/test_a.py::test_b", "b")
-    assert page_of(entry).read_text() == (
-        "unit/request/test_a.py::test_b\n    b\n"
-        f"{entry}\n    UsageError: TMP/x is red.\n    Look.\n\n    Again.\n    ---\n    \\x1b one\n    2\n"
-    )
-    same = Golden(entry, texts_of(entry), tmp_path.parent, is_renewed=False)
-    same(UsageError("TMP/x is red.", "Look.\n\nAgain."))
-    same("\x1b one\n2")
-    same.finish()
-    renew(page_of(entry), entry, "")
-    assert list(read(page_of(entry))) == ["unit/request/test_a.py::test_b"]
-
-
 @pytest.mark.parametrize(
     "texts", [["other"], ["UsageError: TMP/x is"], ["\x1b one\n2"]]
 )

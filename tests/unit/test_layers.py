@@ -137,13 +137,7 @@ _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not fo
 # What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.
 NOT_PRIVATE = re.compile("_exit|_fields|_field_defaults|_replace|_distmagic_.*|_fn|_s")
 # `%load_ext distmagic` imports none of them.
-SLOW = {
-    "torch",
-    "paramiko",
-    "asyncssh",
-    "anywidget",
-    "cloudpickle",
-}
+SLOW = {"torch", "paramiko", "asyncssh", "anywidget", "cloudpickle"}
 
 
 @dataclass(frozen=True, slots=True)

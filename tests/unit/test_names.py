@@ -7,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests import REPOSITORY
 
 # The names that may stand for two things, and why.
 TWICE = {
-    "Detached": "a message is called on the wire as its class is, and the object that a user holds has this name, too",
+    "Detached": "a message is called on the wire as its class is, and the object that a user holds has this name, too"
 }
 
 
@@ -52,24 +50,3 @@ def test_every_class_name_stands_for_one_thing():
         "a second class has a name that is taken: call one of them by what it does"
     )
     assert set(TWICE) - set(twice) == set(), "these stand for one thing by now"
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "is_twice"),
-    [
-        ("class Log: ...", "class Log: ...", True),
-        ("class Log: ...", "class _Log: ...", False),
-        ("class Place: ...", "Place = Callable[[], Host]", True),
-        ("Post = Callable[[Bar], None]", "Post = Callable[[Bar], None]", False),
-        ("Post = Callable[[Bar], None]", "Post = Callable[[Row], None]", True),
-        ("def make():\n    class Log: ...", "class Log: ...", True),
-        ("LIMIT = 1", "LIMIT = 2", False),
-    ],
-)
-def test_what_counts_as_a_name_that_stands_for_two_things(
-    tmp_path, first, second, is_twice
-):
-    files = tmp_path / "a.py", tmp_path / "b.py"
-    for path, text in zip(files, (first, second), strict=True):
-        path.write_text(text)
-    assert any(len(places) > 1 for places in definitions(files).values()) == is_twice

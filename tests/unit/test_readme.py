@@ -146,10 +146,7 @@ def test_the_page_of_flags_has_them_all():
     )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rows))
     # The latter is -o there.
-    assert named == set(flag_parser.flag_names()) - {
-        "--help",
-        "--output",
-    }
+    assert named == set(flag_parser.flag_names()) - {"--help", "--output"}
     assert "`-o NAME`" in rows
 
 

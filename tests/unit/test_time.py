@@ -195,7 +195,7 @@ def files_with(*ends: str) -> set[str]:
     return {file for file, name in names() if name.rpartition(".")[2].startswith(ends)}
 
 
-def test_each_use_of_the_time_of_day_has_a_reason() -> None:
+def test_each_use_of_the_time_of_day_has_a_reason():
     found = {
         (file, name)
         for file, name in names()
@@ -215,13 +215,11 @@ def test_each_use_of_the_time_of_day_has_a_reason() -> None:
         (("up_s", "clock_gettime"), UP),
     ],
 )
-def test_each_use_of_another_time_has_a_reason(
-    ends: tuple[str, ...], reasons: dict[str, str]
-) -> None:
+def test_each_use_of_another_time_has_a_reason(ends, reasons):
     assert files_with(*ends) ^ set(reasons) == set()
 
 
-def test_each_use_of_time_in_the_page_has_a_reason() -> None:
+def test_each_use_of_time_in_the_page_has_a_reason():
     page = PACKAGE / "screens" / "page"
     found = {
         path.name
@@ -231,7 +229,7 @@ def test_each_use_of_time_in_the_page_has_a_reason() -> None:
     assert found ^ set(IN_THE_PAGE) == set()
 
 
-def test_no_shell_on_a_host_reads_a_clock() -> None:
+def test_no_shell_on_a_host_reads_a_clock():
     """No script that travels asks `date`, whose answer can be set."""
     found = [
         path.relative_to(PACKAGE).as_posix()

@@ -17,11 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic.connection.limits import (
-    DECODER,
-    FirstReply,
-    first_reply,
-)
+from distmagic.connection.limits import DECODER, FirstReply, first_reply
 from distmagic.errors import ProtocolError
 from distmagic.remote.wire import codec
 from distmagic.remote.wire import protocol as p
@@ -243,8 +239,7 @@ def test_amounts_beyond_their_range(value, amount, optional):
 
 
 @pytest.mark.parametrize(
-    ("lease_s", "kept"),
-    [(0, 1.0), (math.nan, 1.0), (math.inf, 86_400.0), (90, 90.0)],
+    ("lease_s", "kept"), [(0, 1.0), (math.nan, 1.0), (math.inf, 86_400.0), (90, 90.0)]
 )
 def test_a_lease_that_cannot_be_renewed(lease_s, kept):
     listed = {

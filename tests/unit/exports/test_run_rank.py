@@ -1,7 +1,5 @@
 """A program that an exported folder starts: it sees what Python shows it, and nothing of gloo outlives it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

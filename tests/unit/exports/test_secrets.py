@@ -1,7 +1,5 @@
 """Where secrets of an exported job are: in files that only their owner can read."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.exports import systems

@@ -1,7 +1,5 @@
 """Variables become a place: of every system, complete, half-set and contradictory. Tables, and properties of any job."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -97,10 +97,7 @@ def test_who_waits_says_for_whom(monkeypatch):
 
 
 def test_a_node_that_runs_something_else_is_named(golden):
-    with (
-        met(*places(), digest="other") as (meeting, _),
-        golden.raises(UsageError),
-    ):
+    with met(*places(), digest="other") as (meeting, _), golden.raises(UsageError):
         meeting.gather(1, "same", HANG_S)
 
 
@@ -146,10 +143,7 @@ def test_a_wrong_secret_is_told_where_it_is(monkeypatch, golden):
     monkeypatch.setattr(following_module, "_WRONG_S", 0.3)
     first, second = places()
     wrong = Following(second, SharedSecret(one_time_secret()), HERE)
-    with (
-        contextlib.closing(Meeting(first, SECRET)),
-        golden.raises(Unreachable),
-    ):
+    with contextlib.closing(Meeting(first, SECRET)), golden.raises(Unreachable):
         wrong.come(1, "same", HANG_S)
 
 

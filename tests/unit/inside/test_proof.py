@@ -1,7 +1,5 @@
 """How nodes of a job know each other: by a secret that all of them have."""
 
-from __future__ import annotations
-
 from distmagic.connection.certificate import shared_secret
 from distmagic.errors import UsageError
 from distmagic.inside.proof import proof_of

@@ -1,7 +1,5 @@
 """A real IPython shell, and the extension loaded in it over fakes."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import sys

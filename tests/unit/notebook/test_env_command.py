@@ -1,7 +1,5 @@
 """`%distributed env sync`, over a fake session: what is asked for, what is printed, and which Python cells use then."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.errors import PreflightError
@@ -10,9 +8,7 @@ from distmagic.remote.wire.protocol import EnvironmentReady
 from distmagic.session.housekeeping import Synced
 
 READY = EnvironmentReady(
-    python="/home/me/.distmagic/envs/.1/bin/python",
-    was_there=False,
-    elapsed_s=61.4,
+    python="/home/me/.distmagic/envs/.1/bin/python", was_there=False, elapsed_s=61.4
 )
 
 

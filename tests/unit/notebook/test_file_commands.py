@@ -1,7 +1,5 @@
 """`%distributed get | put`, over a fake session: which folder of which host, and what is printed."""
 
-from __future__ import annotations
-
 import pwd
 from pathlib import Path
 

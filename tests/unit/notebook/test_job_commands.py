@@ -219,11 +219,7 @@ LATE = Unreachable(
 
 @pytest.mark.parametrize(
     ("hosts", "more"),
-    [
-        (("gpu-a", "gpu-b"), {}),
-        (("gpu-b",), {}),
-        (("gpu-b",), {"is_detached": True}),
-    ],
+    [(("gpu-a", "gpu-b"), {}), (("gpu-b",), {}), (("gpu-b",), {"is_detached": True})],
     ids=["several hosts", "one host", "one host, detached"],
 )
 def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_else(

@@ -609,12 +609,6 @@ def test_hosts_are_set_with_their_python_and_ssh_configuration(
     assert lab.session.hosts == parse_hosts("gpu-a:4 gpu-b"), "as before"
 
 
-def test_config_sets_hosts_as_a_list_too(lab, capsys):
-    lab.value("%config Distmagic.hosts = ['gpu-a:3', 'gpu-b']")
-    lab.value("%distributed hosts")
-    assert capsys.readouterr().out == "gpu-a:3, gpu-b  (%config Distmagic.hosts)\n"
-
-
 def test_a_setting_of_a_wrong_kind(lab, golden):
     lab.value("%unload_ext distmagic")
     lab.shell.config.Distmagic.hosts = 5
@@ -625,11 +619,6 @@ def test_a_setting_of_a_wrong_kind(lab, golden):
     assert isinstance(error, UsageError)
     assert "The 'hosts' trait" in error.message
     golden(error.hint)
-
-
-def test_a_time_in_the_settings_that_is_none(lab, golden):
-    lab.value("%config Distmagic.warm_idle_s = -1.0")
-    golden(lab.error("%%distributed\nlen([])"))
 
 
 def test_playground_sets_hosts_and_the_way_to_them(lab, capsys, golden):
@@ -716,11 +705,6 @@ def test_down_names_the_hosts_that_could_not_be_told(lab, capsys, golden):
 )
 def test_a_wrong_command_says_what_to_write(lab, line, golden):
     golden(lab.error(f"%distributed {line}"))
-
-
-def test_alone_it_lists_the_commands(lab, capsys):
-    lab.value("%distributed")
-    assert "%distributed playground N " in capsys.readouterr().out
 
 
 def test_help_lists_the_commands_and_the_flags(lab, capsys):
@@ -1054,27 +1038,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, gol
     assert result.success is (answer == "y")
 
 
-def test_above_the_limit_where_nobody_can_answer(lab, monkeypatch):
-    def pack_it(thunk, *, limit_bytes, labels, title):
-        raise PayloadTooLarge("The call takes 2.0 GB.", "Use --payload-limit 4G.")
-
-    monkeypatch.setattr(pack, "pack_call", pack_it)
-    assert str(lab.error("%%distributed\ndef f():\n    return 1\nf()")) == (
-        "The call takes 2.0 GB.\nUse --payload-limit 4G."
-    )
-
-
 # ---- started by a scheduler on every node
-
-
-def test_a_kernel_with_half_set_variables_of_a_scheduler(lab, monkeypatch):
-    monkeypatch.setenv("SKYPILOT_NODE_RANK", "0")
-    cell = "def train():\n    return 7\ntrain()"
-    error = lab.error(f"%%distributed\n{cell}")
-    assert isinstance(error, UsageError)
-    assert "SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES are not set" in error.message
-    assert lab.value(f"%%distributed --on none\n{cell}") == 7
-    assert lab.value(f"%%distributed --hosts gpu-a\n{cell}") == 7
 
 
 def test_the_hosts_of_a_kernel_that_a_scheduler_has_started(lab, monkeypatch, capsys):

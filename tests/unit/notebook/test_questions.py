@@ -1,7 +1,5 @@
 """Questions as users ask them, in their own words: the manual's first answer is the right one."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.notebook import help_pages
@@ -40,10 +38,7 @@ QUESTIONS = (
     ("tensorboard", "TensorBoard, Weights & Biases (wandb), MLflow"),
     ("wandb", "TensorBoard, Weights & Biases (wandb), MLflow"),
     ("torch.profiler", "Profile with torch.profiler"),
-    (
-        "mixed CPU and GPU hosts",
-        "Hosts with GPUs, others with CPUs only (mixed hosts)",
-    ),
+    ("mixed CPU and GPU hosts", "Hosts with GPUs, others with CPUs only (mixed hosts)"),
     (
         "some hosts have GPUs, others only CPU",
         "Hosts with GPUs, others with CPUs only (mixed hosts)",
@@ -82,10 +77,7 @@ QUESTIONS = (
         "Passwords and two-factor authentication (one-time codes)",
     ),
     ("password login", "Passwords and two-factor authentication (one-time codes)"),
-    (
-        "security group",
-        "Firewall: which ports must be open between the hosts",
-    ),
+    ("security group", "Firewall: which ports must be open between the hosts"),
     (
         "offline cluster without internet",
         "Hosts without internet (offline): a proxy or a private index",

@@ -1,7 +1,5 @@
 """Cells on nodes of Slurm, over a fake session: what happens when, and what an interrupt leaves."""
 
-from __future__ import annotations
-
 from distmagic.errors import Cancelled, UsageError
 from distmagic.notebook.job_tables import aligned
 from distmagic.request.allocation import SkyRequest, SlurmRequest

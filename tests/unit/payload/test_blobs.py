@@ -1,7 +1,5 @@
 """Files on this machine that are on their way to hosts."""
 
-from __future__ import annotations
-
 import os
 
 from distmagic.payload import blobs

@@ -169,9 +169,7 @@ def test_of_a_cell_only_those_functions_count_that_travel(name, loaded, tmp_path
     names = {"__name__": "__main__", "mp": None, "warnings": warnings}
     exec(compile(CELL, "<a cell>", "exec"), names)
     payload = pack.pack_call(
-        names[name],
-        limit_bytes=1 << 20,
-        labels={"<a cell>": "Cell In[7]"},
+        names[name], limit_bytes=1 << 20, labels={"<a cell>": "Cell In[7]"}
     )
     found = may_be_loaded(payload)
     assert found == loaded or set(found) > set(loaded) > set()

@@ -196,24 +196,6 @@ def test_distmagic_travels_by_name(tmp_path):
     )
 
 
-def test_data_loader_workers_find_the_cells_classes(tmp_path, torch_forks):
-    """However the workers are started; one rank tries all ways, since each rank loads torch."""
-    source = """
-import torch
-class Squares(torch.utils.data.Dataset):
-    def __len__(self): return 4
-    def __getitem__(self, i): return i * i + offset
-offset = 1
-def loaded(method):
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=method)
-    return [batch.tolist() for batch in loader]
-def train():
-    return [loaded(method) for method in ("fork", "spawn", "forkserver")]
-train()"""
-    printed = on_a_rank(packed(cell(source)), tmp_path, forks=torch_forks)
-    assert printed == str([[[1, 2], [5, 10]]] * 3)
-
-
 def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
     source = (
         "import multiprocessing\ndef double(x):\n    return 2 * x\ndef train():\n"

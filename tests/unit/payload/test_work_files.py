@@ -264,18 +264,11 @@ def test_more_large_files_than_a_message_can_name_are_refused(
 
 
 def script_of(
-    project: Path,
-    target: str,
-    *,
-    sync: str | None = None,
-    current: Path | None = None,
+    project: Path, target: str, *, sync: str | None = None, current: Path | None = None
 ):
     program = Program(target=target, args=("50",))
     made = pack_program(
-        program,
-        sync=sync,
-        current=current or project,
-        limit_bytes=1 << 20,
+        program, sync=sync, current=current or project, limit_bytes=1 << 20
     )
     found = call.load(made.call.path, __import__("types").ModuleType("__main__"))
     assert isinstance(found, call.Script)
@@ -463,10 +456,7 @@ def test_a_module_brings_the_current_directory(project):
     installed = Program(target="timeit", is_module=True)
     for limit_bytes, brought in ((1 << 20, project), (1, None)):
         made = pack_program(
-            installed,
-            sync=None,
-            current=project,
-            limit_bytes=limit_bytes,
+            installed, sync=None, current=project, limit_bytes=limit_bytes
         )
         assert made.folder == brought
     own = Program(target="pkg.train", args=("1",), is_module=True)

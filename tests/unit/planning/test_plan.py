@@ -8,12 +8,7 @@ import pytest
 
 from distmagic.errors import PreflightError, UsageError
 from distmagic.planning import plan as planning
-from distmagic.planning.plan import (
-    Plan,
-    Reached,
-    choose_backend,
-    count_ranks,
-)
+from distmagic.planning.plan import Plan, Reached, choose_backend, count_ranks
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire.protocol import TemplateRequest
 from distmagic.request.access import Access
@@ -47,10 +42,7 @@ def test_two_nodes_meet_statically():
     ]
     assert [
         (node.node_rank, node.host.name, node.nproc_per_node) for node in plan.nodes
-    ] == [
-        (0, "gpu-a", 2),
-        (1, "gpu-b", 2),
-    ]
+    ] == [(0, "gpu-a", 2), (1, "gpu-b", 2)]
 
 
 def test_two_nodes_meet_by_c10d():
@@ -160,12 +152,7 @@ def test_static_does_not_restart_on_several_nodes(golden):
 
 @pytest.mark.parametrize(
     ("nnodes", "hosts"),
-    [
-        ((3, 3), (A, B)),
-        ((2, 2), (A,)),
-        ((1, 1), (A, B)),
-        ((3, 4), (A, B)),
-    ],
+    [((3, 3), (A, B)), ((2, 2), (A,)), ((1, 1), (A, B)), ((3, 4), (A, B))],
     ids=["3 of 2", "2 of 1", "1 of 2", "3 to 4 of 2"],
 )
 def test_as_many_hosts_as_nodes(nnodes, hosts, golden):

@@ -1,7 +1,5 @@
 """What stands in the way of a job on a host: every sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,11 +21,7 @@ def test_the_same_minor_python_will_do():
     check_python("gpu-a", (3, 11, 2), (3, 11, 9), "/usr/bin/python3")
 
 
-@pytest.mark.parametrize(
-    "found",
-    [(3, 10, 2), (3, 12, 0)],
-    ids=str,
-)
+@pytest.mark.parametrize("found", [(3, 10, 2), (3, 12, 0)], ids=str)
 def test_another_python(found, golden):
     with golden.raises(PreflightError):
         check_python("gpu-a", found, (3, 11, 9), "/usr/bin/python3")

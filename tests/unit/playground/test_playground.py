@@ -1,7 +1,5 @@
 """The playground's hosts, with the two clients that people use: paramiko and the system's ssh."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

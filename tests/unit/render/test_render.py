@@ -165,13 +165,6 @@ def test_milestones_tell_what_a_run_waits_for_and_when_another_job_has_it(golden
 # ---- what is said
 
 
-def test_a_slow_rank_is_named_and_a_level_race_names_nobody():
-    assert (
-        overview(SCENES["one_slow"]()).concern == "slow: rank 2 (gpu-b, local_rank 0)"
-    )
-    assert overview(running()).concern == ""
-
-
 @pytest.mark.parametrize(("step", "rate", "is_slow"), [
     (70.0, 10.0, False),  # it began a little later
     (69.0, 10.0, True),
@@ -440,37 +433,6 @@ def test_one_rank_that_stands_still_is_named(golden):
     assert " left ·" not in render.headline(state)
 
 
-def test_a_run_that_stands_still_shows_where_its_ranks_are():
-    frame = Frame(
-        file="Cell In[3]", line=14, function="train", text="load()", mine=True
-    )
-    stacks = {
-        rank: Stacks(
-            request_id="1",
-            rank=rank,
-            local_rank=rank % 2,
-            threads=(Thread(frames=(frame,)),),
-        )
-        for rank in range(4)
-    }
-    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
-    state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
-    assert "! all 4 ranks are" in render.text(state)
-    assert "load()" in render.html(state)
-    moving = replace(
-        state,
-        advanced_at_s=90.5,
-        workers={
-            rank: replace(w, advanced_at_s=90.5) for rank, w in state.workers.items()
-        },
-    )
-    assert "Cell In[3], line 14" not in render.html(moving)
-
-
-def test_the_head_tells_the_time_of_the_slowest():
-    assert "20 min left" in render.headline(SCENES["one_slow"]())
-
-
 def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
     page = Page(render.html(failed()))
     assert "rank 3 (gpu-b, local_rank 1) raised ValueError" in page.text
@@ -491,16 +453,6 @@ def test_survivors_are_named():
     assert "4711 python in state D" in render.text(
         replace(state, nodes=(node, state.nodes[1]))
     )
-
-
-def test_notices_that_several_hosts_give_are_one():
-    assert [a.text for a in overview(SCENES["one_slow"]()).alerts] == [
-        "gpu-a, gpu-b: no tqdm there"
-    ]
-
-
-def test_hosts_without_ranks_have_a_row():
-    assert "gpu-b  starting  starting Python" in render.text(starting())
 
 
 def test_inner_bars_are_told_and_the_outer_one_fills():
@@ -533,35 +485,6 @@ def test_a_rank_that_ended_well_without_progress_is_whole():
 
 
 # ---- curves
-
-
-def test_few_ranks_have_a_line_each_and_many_a_band():
-    few, many = (
-        Page(render.curves(running())),
-        Page(render.curves(SCENES["ranks_64"]())),
-    )
-    assert few.tags.count("path") == 16
-    assert few.classes.count("dm-band") == 8  # of more values than a line has bins
-    assert "rank 3" in few.text
-    assert many.classes.count("dm-band") == 2
-    assert "mean of 64 ranks" in many.text
-
-
-def test_a_spike_is_drawn():
-    points = [(float(step), 100.0 if step == 333 else 1.0) for step in range(1000)]
-    html = render.curves(run([worker(0)], series={0: {"loss": curve(points)}}))
-    assert "dm-band" in html
-    assert ",0L" in html  # the band reaches the top, which is 100
-    assert "<span>100 </span>" in html
-    assert "step 0 " in html
-    assert "step 999<" in html
-
-
-def test_nan_is_told_and_leaves_a_gap():
-    html = render.curves(unicode_names())
-    assert "on rank 0 from step 182" in html
-    assert "dm-nan" in html
-    assert "nan" not in html.replace("dm-nan", "")
 
 
 def test_holes_are_of_their_rank_and_leave_the_others_whole():
@@ -715,12 +638,6 @@ def test_from_17_ranks_on_they_are_grouped_by_host(count, is_grouped, golden):
     assert html.index("dm-failed", html.index("<table")) < folded, "it is in sight"
     assert html[folded:].count("<tr") == count + 1
     assert "all 64 ranks" not in render.text(state), "a text has nothing to unfold"
-
-
-def test_metrics_that_have_no_column_are_told():
-    metrics = {f"m{i}": float(i) for i in range(9)}
-    html = render.html(run([worker(0, metrics=metrics)]))
-    assert "6 of 9 metrics shown" in html
 
 
 def test_all_words_name_the_variable_that_has_the_run():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -440,12 +439,7 @@ def test_values_of_flags_are_completed(text, candidates):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "%%distributed ",
-        "%%distributed --ho",
-        "%%distributed --hosts a ",
-    ],
+    "text", ["%%distributed ", "%%distributed --ho", "%%distributed --hosts a "]
 )
 def test_flags_are_completed(text):
     assert set(flag_parser.flag_names()) < set(COMPLETER.candidates(text))
@@ -511,7 +505,7 @@ def test_the_system_that_has_started_this_can_be_ignored(golden):
     golden(refusal("--on none --nodes 2"))
 
 
-def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path: Path, monkeypatch, golden):
+def test_a_task_of_skypilot_only_sets_hosts_up(tmp_path, monkeypatch, golden):
     task = tmp_path / "my task.yaml"
     task.write_text("resources:\n  cloud: aws\nsetup: |\n  run: this\n")
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,5 @@
 """Hosts as users write them, and what is said of those that are written wrong."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

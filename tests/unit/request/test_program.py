@@ -1,7 +1,5 @@
 """A script and its arguments behind the flags of a cell."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.errors import UsageError

@@ -1,7 +1,5 @@
 """What may be asked for, and what is said of what may not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

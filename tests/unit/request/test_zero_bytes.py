@@ -47,9 +47,7 @@ FIELDS = [
     FIELDS,
     ids=[f"{type(request).__name__}.{name}" for request, name, _ in FIELDS],
 )
-def test_no_field_of_a_request_takes_a_zero_byte(
-    request_: Any, name: str, value: Any
-) -> None:
+def test_no_field_of_a_request_takes_a_zero_byte(request_, name, value):
     with pytest.raises(UsageError):
         _changed(request_, name, value)
 
@@ -61,6 +59,6 @@ def _changed(request: Any, name: str, value: Any) -> object:
     return changed
 
 
-def test_no_host_has_one_in_its_name() -> None:
+def test_no_host_has_one_in_its_name():
     with pytest.raises(UsageError):
         parse_hosts(BAD)

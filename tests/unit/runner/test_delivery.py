@@ -241,10 +241,7 @@ def test_little_data_and_hosts_alone_are_not_asked_first(large, tmp_path):
 
 @pytest.mark.parametrize(
     "answers",
-    [
-        lines(p.NeedBlob(sha256="f" * 64)),
-        lines(p.NeedBlob(sha256="../../etc/passwd")),
-    ],
+    [lines(p.NeedBlob(sha256="f" * 64)), lines(p.NeedBlob(sha256="../../etc/passwd"))],
 )
 def test_a_host_that_asks_for_what_nobody_offered(large, answers, golden):
     first = link("gpu-a", wants(large), lines(p.Serving(port=4000)), answers, wants())

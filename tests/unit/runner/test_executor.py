@@ -132,12 +132,6 @@ def test_listening_gives_every_message_and_then_the_end_of_the_link(stage):
     assert end == LinkEnded(link=stage.link, last=len(messages), error=None)
 
 
-def test_events_carry_the_rank_of_their_node(stage):
-    stage.link.start(START)
-    events = stage.events_of(Listen(node_rank=3, link=stage.link, after=0))
-    assert {event.node_rank for event in events} == {3}
-
-
 def test_a_link_that_breaks_ends_with_the_number_of_the_last_event(stage):
     stage.host.begins = lambda start: [p.Notice(text="one")]
     stage.link.start(START)
@@ -155,13 +149,6 @@ def test_listening_ends_with_whatever_went_wrong(stage, monkeypatch, error):
 
 
 # ---- Reconnect and Meet
-
-
-def test_a_new_link_follows_the_node_after_the_last_event(stage):
-    (linked,) = stage.outcomes(reconnect(stage.link))
-    assert isinstance(linked, Linked)
-    assert linked.link is not stage.link
-    assert stage.host.requests[-1] == p.FollowJob(job="j-1", node_rank=0, after=2)
 
 
 def test_a_new_link_keeps_loaded_what_the_broken_one_kept(stage):
@@ -226,14 +213,6 @@ def test_a_node_that_is_not_there_is_not_met(stage, found):
 
 def collect(stage: Stage) -> Collect:
     return Collect(node_rank=1, link=stage.link, sizes={1: len(b"result")})
-
-
-def test_results_are_collected_and_the_link_rests(stage):
-    stage.host.results["rank1.result"] = b"result"
-    assert stage.outcomes(collect(stage)) == [
-        Collected(results={1: b"result"}, is_kept_idle=True)
-    ]
-    assert stage.host.is_left, "the host keeps nothing loaded: its link has been ended"
 
 
 @any_error
@@ -387,19 +366,3 @@ def test_the_end_hangs_up_on_a_link_that_came_and_that_nobody_took(stage, kind):
     assert isinstance(found[0].what, (Linked, Joined))
     executor.close((stage.link,))
     assert stage.host.is_left
-
-
-def test_the_end_hangs_up_on_the_links_that_the_run_holds(stage):
-    stage.host.begins = lambda start: []
-    stage.link.start(START)
-    stage.executor.perform(listen(stage))
-    stage.executor.close((stage.link,))
-    assert stage.host.is_left
-    events: list[Event] = []
-
-    def has_ended() -> bool:
-        events.extend(stage.queue.batch(0))
-        return any(isinstance(event.what, LinkEnded) for event in events)
-
-    wait_until(has_ended, "the listening thread to end")
-    assert isinstance(events[-1].what.error, ConnectionLost)

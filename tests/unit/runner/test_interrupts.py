@@ -1,7 +1,5 @@
 """What counts as an interrupt."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -54,10 +52,7 @@ def test_it_is_one_also_where_interrupts_are_ignored():
     """As of a command that a shell's script has started in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with (
-            interrupts.from_signal(signal.SIGTERM),
-            pytest.raises(KeyboardInterrupt),
-        ):
+        with interrupts.from_signal(signal.SIGTERM), pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGINT, before)

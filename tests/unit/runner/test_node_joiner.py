@@ -258,10 +258,7 @@ def test_what_arrives_damaged_is_not_kept(payload, tmp_path, monkeypatch, golden
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        p.Refused(what="add_node", error="it is about to end"),
-        p.AgentGone(),
-    ],
+    [p.Refused(what="add_node", error="it is about to end"), p.AgentGone()],
     ids=["refused", "gone"],
 )
 def test_the_lead_lets_nobody_in(payload, answer, golden):

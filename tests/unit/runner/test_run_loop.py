@@ -33,16 +33,7 @@ from distmagic.state.fold import UNHEARD, begin, fold
 from distmagic.state.model import RunState
 from distmagic.state.verdict import verdict
 from tests.builders.any_events import EVENTS
-from tests.builders.events import (
-    HOSTS,
-    at,
-    begun,
-    ended,
-    hello,
-    killed,
-    raised,
-    worker,
-)
+from tests.builders.events import HOSTS, at, begun, ended, hello, killed, raised, worker
 from tests.builders.runs import START, FakeScreen, ScriptedRun, end_of
 from tests.builders.terms import terms
 

@@ -192,20 +192,6 @@ def test_a_page_gets_a_thousand_lines_at_first_and_earlier_ones_when_it_asks():
         page_requests.answered(ask)
 
 
-def test_lines_of_torchrun_that_explain_a_failure_are_shown_in_the_end():
-    shown, view = shown_board()
-    shown.answer("hello")
-    quiet = said(3)
-    lines = tuple(replace(line, rank=-1, label="torchrun a") for line in quiet.lines)
-    state = replace(quiet, workers={}, lines=lines, at_s=1.0)
-    shown.show(state)
-    assert (view.log["lines"], view.log["again"]) == ([], False)
-    shown.show(replace(state, at_s=60.0))
-    assert ([number for number, _, _ in view.log["lines"]], view.log["again"]) == ([0, 1, 2], True)  # fmt: skip
-    shown.finish(replace(state, at_s=61.0), "<p>", "text")
-    assert view.log["again"] is False, "they are there already"
-
-
 def test_what_is_asked_for_is_returned_once_and_in_order():
     shown, view = shown_board()
     for op in ("stacks", "stop"):

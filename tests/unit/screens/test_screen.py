@@ -18,14 +18,7 @@ from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
 from tests.builders.later import Later
 from tests.lab.waiting import HANG_S, wait_until
-from tests.scenes import (
-    done,
-    failed,
-    ranks_1024,
-    running,
-    starting,
-    waits_for_a_line,
-)
+from tests.scenes import done, failed, ranks_1024, running, starting, waits_for_a_line
 
 nbclient, nbconvert, nbformat = Later("nbclient"), Later("nbconvert"), Later("nbformat")
 

@@ -61,8 +61,7 @@ def test_the_same_request_gets_the_same_nodes_and_another_one_gets_others(alloca
     first = get(allocations)
     assert get(allocations) is first
     other = get(
-        allocations,
-        SlurmRequest(login="login1", nodes=2, options=(("mem", "1G"),)),
+        allocations, SlurmRequest(login="login1", nodes=2, options=(("mem", "1G"),))
     )
     assert (first.job, other.job) == ("17", "18")
     assert [host.name for host in allocations.hosts] == ["a1", "a2", "a1", "a2"]

@@ -14,14 +14,14 @@ import pytest
 from distmagic.connection.connections import Connections
 from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import Cancelled, NodeLost, PreflightError, Unreachable
+from distmagic.errors import Cancelled, NodeLost
 from distmagic.outcome.run import Run
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.spec import JobSpec
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from tests.builders.hosts import FakeHost, connector, down, runs_on, runs_to_its_end
+from tests.builders.hosts import FakeHost, connector, runs_on, runs_to_its_end
 from tests.builders.jobs import PressingScreen, begun, payload_in
 from tests.builders.runs import FakeScreen
 
@@ -106,27 +106,6 @@ def test_an_interrupt_stops_all_nodes(fleet):
     assert fleet.unmet == []
 
 
-def test_a_start_that_fails_is_rolled_back(fleet):
-    *others, last = fleet.hosts
-    last.answers[p.StartNode] = lambda _: [
-        p.Refused(what="start_node", error="no directory")
-    ]
-    fleet.hold(p.StopNode, hosts=tuple(others))
-    fleet.hold("hang up")
-    with pytest.raises(PreflightError):
-        fleet.launch()
-    assert fleet.unmet == []
-
-
-def test_links_are_given_up_where_a_host_is_down(fleet):
-    *others, last = fleet.hosts
-    last.error = down(last.host.name)
-    fleet.hold("hang up", hosts=tuple(others))
-    with pytest.raises(Unreachable):
-        fleet.launch()
-    assert fleet.unmet == []
-
-
 def test_what_agents_left_is_swept(fleet):
     def agents_are_killed(state: RunState) -> None:
         if are_there(state) and not state.lost:
@@ -179,14 +158,4 @@ def test_all_hosts_are_asked(fleet, request_type):
         ]
     fleet.hold("connect", "boot", request_type)
     ASKS[request_type](fleet, fleet.reach())
-    assert fleet.unmet == []
-
-
-def test_what_hosts_keep_is_ended_and_connections_are_closed(fleet):
-    for host in fleet.hosts:
-        host.begins = runs_to_its_end
-    warm = Access(warm_idle_s=900.0)
-    fleet.reach(warm, JobSpec()).wait()  # links that nobody gives back
-    fleet.hold(p.EndTemplates, "disconnect")
-    assert fleet.session.down() == ()
     assert fleet.unmet == []

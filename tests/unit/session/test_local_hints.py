@@ -92,13 +92,7 @@ def test_nothing_is_said_of_files_that_are_not_here_and_of_pythons_own_modules(
     assert hint(kind, message, tmp_path) == ""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytest",
-        "not_a_module_anywhere.inner",
-    ],
-)
+@pytest.mark.parametrize("name", ["pytest", "not_a_module_anywhere.inner"])
 def test_of_a_package_that_a_host_lacks_the_cure_is_told(name, tmp_path, golden):
     golden(hint("ModuleNotFoundError", f"No module named '{name}'", tmp_path))
 

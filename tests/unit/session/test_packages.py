@@ -76,10 +76,7 @@ def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path):
             "numpy>=2",
             "rich==1  --hash=sha256:ab  --hash=sha256:cd",
         ),
-        notes=(
-            LOCAL.format("-e ../mine, ./local, x.whl, y @ file:///y.whl"),
-            NO_TORCH,
-        ),
+        notes=(LOCAL.format("-e ../mine, ./local, x.whl, y @ file:///y.whl"), NO_TORCH),
     )
     (below / "more.txt").write_text("-r more.txt\n")
     with pytest.raises(UsageError, match="name each other without end"):

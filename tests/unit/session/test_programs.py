@@ -48,12 +48,7 @@ def shown(session: Session, line: str) -> str:
     words, program = split_program(flags.split(line))
     request = flags.parse_words(words, flags.Defaults())
     text = programs.dry_run(
-        session,
-        request,
-        program,
-        (HOST.host,),
-        Access(),
-        NotebookAsker(can_ask=False),
+        session, request, program, (HOST.host,), Access(), NotebookAsker(can_ask=False)
     )
     command = text.splitlines()[-1]
     return (

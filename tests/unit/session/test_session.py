@@ -128,24 +128,6 @@ def test_a_dry_run_of_what_can_not_be_planned_closes_the_links(kernel, golden):
 # ---- launch
 
 
-def test_a_run_that_goes_well_is_returned(kernel):
-    a, b = two()
-    run = kernel.over(a, b).launch()
-    assert isinstance(run, Run)
-    assert run.state.phase == "done"
-    assert sorted(run.results) == [0, 1]
-    (start,) = started(a)
-    assert start.job == run.job
-
-
-def test_logs_of_a_run_come_from_the_host_of_the_rank_over_a_new_link(kernel):
-    a, b = two()
-    run = kernel.over(a, b).launch()
-    b.results |= {"rank1.stdout.log": b"out\n", "rank1.stderr.log": b"err\n"}
-    assert run.logs(1) == "out\nerr\n"
-    assert_left(a, b)
-
-
 def test_runs_are_kept_for_comparison_under_the_names_that_their_user_gave(kernel):
     a, b = two()
     run = kernel.over(a, b).launch(JobSpec(name="wide"))
@@ -190,15 +172,6 @@ def test_hosts_on_which_a_start_may_have_come_about_are_remembered(kernel):
     with pytest.raises(PreflightError):
         kernel.over(a, b).launch()
     assert len(kernel.session.begun) == 1
-
-
-def test_a_run_that_fails_raises_an_error_that_carries_it(kernel):
-    a, b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", fails)
-    with pytest.raises(WorkerFailed) as caught:
-        kernel.over(a, b).launch()
-    assert "rank 1 (gpu-b, local_rank 0)" in caught.value.message
-    assert isinstance(caught.value.run, Run)
-    assert caught.value.run.state.phase == "failed"
 
 
 def test_a_run_that_is_interrupted_raises_cancelled_that_carries_it(kernel, golden):

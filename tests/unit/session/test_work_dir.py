@@ -1,7 +1,5 @@
 """What the working directory of a run is called."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 import sys

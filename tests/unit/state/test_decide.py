@@ -27,25 +27,11 @@ from distmagic.state.decide import (
     Stop,
     StopLate,
 )
-from distmagic.state.events import (
-    Broken,
-    Event,
-    Gone,
-    Lost,
-    Mended,
-    StopRequested,
-)
+from distmagic.state.events import Broken, Event, Gone, Lost, Mended, StopRequested
 from distmagic.state.fold import UNHEARD, begin, fold
 from distmagic.state.standstill import STACKS_S, WORTH_ASKING_S
 from tests.builders.any_events import EVENTS
-from tests.builders.events import (
-    at,
-    begun,
-    hello,
-    progress,
-    raised,
-    worker,
-)
+from tests.builders.events import at, begun, hello, progress, raised, worker
 from tests.builders.runs import end_of
 from tests.builders.terms import on_terms, terms
 
@@ -226,10 +212,7 @@ def without_hosts(*events: Event, goes_on_alone: bool = False) -> Decider:
 
 @pytest.mark.parametrize(
     "run",
-    [
-        without_hosts(at(p.Detached(why="asked"))),
-        without_hosts(goes_on_alone=True),
-    ],
+    [without_hosts(at(p.Detached(why="asked"))), without_hosts(goes_on_alone=True)],
     ids=["detached", "keep"],
 )
 def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(run):
@@ -313,11 +296,7 @@ def test_an_elastic_job_with_the_fewest_hosts_goes_on_with_another_in_place_of_t
     """Which of the two is heard first decides nothing: neither the lead nor the member waits for the other's events."""
     run = elastic(2)
     run.state = on_terms(run.state, min_nodes=2)
-    grown = [
-        THIRD,
-        THIRD_JOINED,
-        at(p.PeerState(node_rank=1, state="lost")),
-    ]
+    grown = [THIRD, THIRD_JOINED, at(p.PeerState(node_rank=1, state="lost"))]
     parted = [at(p.NodeStopping(reason="lost", culprit=0), 1), *end_of(1, -15, "lost")]
     both = [grown, parted] if comes_first else [parted, grown]
     for number, events in enumerate(both):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -702,23 +701,6 @@ def test_any_events_in_any_order(events, batch):
         assert state.at_s >= before.at_s
         assert state.lines_seen >= before.lines_seen
         hold(state)
-
-
-def test_a_whole_run_shuffled_doubled_and_cut():
-    """However mixed up, a run whose nodes are gone is over."""
-    whole = [
-        *(event for rank in range(4) for event in (
-            worker(rank, rank // 2), progress(rank, rank // 2, step=1.0, rows=(p.MetricRow(at_s=1.0, metrics={"x": 1.0}),)),
-            output("a\rb\nc", rank, rank // 2), raised(rank, rank // 2),
-        )),
-        *(at(what, node) for node in (0, 1) for what in (p.EngineEnded(code=1), p.Final(reason="done"), Gone())),
-    ]  # fmt: skip
-    for seed in range(50):
-        dice = random.Random(seed)
-        events = [*whole, *dice.sample(whole, 5)]
-        dice.shuffle(events)
-        hold(fold(begin("j", HOSTS), events[: dice.randrange(len(events))]))
-        assert fold(begin("j", HOSTS), events).is_over
 
 
 # ---- which node has which ranks

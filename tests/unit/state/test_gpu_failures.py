@@ -1,7 +1,5 @@
 """Errors of GPUs, as torch and CUDA word them, and what a user reads of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -49,10 +47,7 @@ def test_what_an_error_says_of_its_gpu(text, golden):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [
-        ("OutOfMemoryError", OUT_OF_MEMORY),
-        ("AcceleratorError", ASSERTION),
-    ],
+    [("OutOfMemoryError", OUT_OF_MEMORY), ("AcceleratorError", ASSERTION)],
 )
 def test_the_error_of_the_run_says_it_too(kind, message, golden):
     failure = p.Failure(type=kind, message=message, traceback="Traceback")

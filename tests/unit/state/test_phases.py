@@ -1,7 +1,5 @@
 """The words of phases and stop reasons: every list that is kept of them has each of them."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import get_args, get_type_hints
 

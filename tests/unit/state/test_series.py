@@ -73,17 +73,7 @@ def test_several_points_at_once_are_as_one_after_the_other():
         [number for i in range(30) for number in (i / 10, float(i), i % 7)], limit=10
     )
     # Of each eight the least and the greatest, and the ends.
-    assert values(once) == [
-        0,
-        6,
-        6,
-        0,
-        6,
-        0,
-        6,
-        0,
-        1,
-    ]
+    assert values(once) == [0, 6, 6, 0, 6, 0, 6, 0, 1]
 
 
 def test_a_full_series_keeps_what_stands_out():

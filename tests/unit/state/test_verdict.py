@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmagic.errors import (
-    Cancelled,
-    WorkerFailed,
-)
+from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.agent import rank_process
 from distmagic.remote.system import exit_codes, memory
 from distmagic.remote.wire import protocol as p
@@ -289,13 +286,7 @@ def test_a_host_that_its_gang_misses_has_a_moment_to_speak():
     "word",
     ["EADDRINUSE", "The server socket has failed to listen: Address already in use"],
 )
-@pytest.mark.parametrize(
-    "chose_port",
-    [
-        True,
-        False,
-    ],
-)
+@pytest.mark.parametrize("chose_port", [True, False])
 def test_a_port_that_is_taken(word, chose_port, golden):
     plan = at(Planned(addresses=(), chose_port=chose_port))
     state = over(plan, output(f"[E] {word}\n", -1, 0, "stderr"), code=1)

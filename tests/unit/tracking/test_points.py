@@ -1,7 +1,5 @@
 """The points of a run that a tracker has not got yet."""
 
-from __future__ import annotations
-
 from distmagic.state.fold import fold
 from distmagic.tracking.points import Unsent
 from tests.builders.events import begun, worker

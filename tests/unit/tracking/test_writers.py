@@ -1,7 +1,5 @@
 """What trackers get: TensorBoard's files are read back by TensorBoard's own reader."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages over a connection: how long one may be."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from distmagic.transports.channel import LONGEST

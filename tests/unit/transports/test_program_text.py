@@ -1,7 +1,5 @@
 """Programs that travel as one argument of `python3 -c`."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Words of a command line, read back by every log-in shell."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """What servers, and the system's own client, say becomes an error in our words."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.request.hosts import Host

@@ -380,10 +380,7 @@ def test_a_file_where_a_folder_is_is_refused(tmp_path):
 def test_a_file_that_finds_no_room_is_refused_before_it_is_sent(tmp_path, golden):
     host = telling("x")
     host.answers[p.ReadFile] = lambda _: [p.FileBegins(size_bytes=1 << 60)]
-    with (
-        files_of(host) as files,
-        golden.raises(NoResult),
-    ):
+    with files_of(host) as files, golden.raises(NoResult):
         files.fetch("**", tmp_path)
 
 
@@ -395,10 +392,7 @@ def test_more_bytes_than_were_announced_are_refused(tmp_path, golden):
         b"abc",
         p.FileEnds(),
     ]
-    with (
-        files_of(host) as files,
-        golden.raises(ProtocolError),
-    ):
+    with files_of(host) as files, golden.raises(ProtocolError):
         files.fetch("**", tmp_path)
 
 

@@ -80,9 +80,7 @@ def connect_rank(node: Node, restart: int) -> tuple[socket.socket, list[int]]:
     return conn, [writing for _, writing in pipes]
 
 
-def test_lines_of_a_restarted_rank_and_of_a_child_of_the_old_one_stay_whole(
-    node: Node,
-) -> None:
+def test_lines_of_a_restarted_rank_and_of_a_child_of_the_old_one_stay_whole(node):
     first, old = connect_rank(node, restart=0)
     os.write(old[0], b"old rank: step 1\n")
     node.step(1.0)
@@ -105,7 +103,7 @@ def test_lines_of_a_restarted_rank_and_of_a_child_of_the_old_one_stay_whole(
         conn.close()
 
 
-def test_a_job_that_ends_well(node: Node) -> None:
+def test_a_job_that_ends_well(node):
     node.step()
     assert not node.agent.may_go()
     node.end()
@@ -116,7 +114,7 @@ def test_a_job_that_ends_well(node: Node) -> None:
     assert not node.agent.run_dir.exists()
 
 
-def test_devices_are_kept_until_no_process_of_the_job_is_left(node: Node) -> None:
+def test_devices_are_kept_until_no_process_of_the_job_is_left(node):
     reading, device = os.pipe()
     node.agent.devices = (device,)
     node.agent.got_sigterm = True
@@ -128,7 +126,7 @@ def test_devices_are_kept_until_no_process_of_the_job_is_left(node: Node) -> Non
     os.close(reading)
 
 
-def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
+def test_sigterm_then_sigkill_and_the_first_cause_counts(node):
     node.agent.got_sigterm = True
     node.step()
     assert node.signals == [signal.SIGTERM]
@@ -146,9 +144,7 @@ def test_sigterm_then_sigkill_and_the_first_cause_counts(node: Node) -> None:
     assert node.events(protocol.Final) == [protocol.Final(reason=reason)]
 
 
-def test_ranks_leave_their_calls_before_they_are_ended_for_another_nodes_failure(
-    node: Node,
-) -> None:
+def test_ranks_leave_their_calls_before_they_are_ended_for_another_nodes_failure(node):
     conn, pipes = connect_rank(node, restart=0)
     file = node.agent.run_dir / f"calls-{ENGINE}"
     file.write_bytes(b"-")
@@ -164,7 +160,7 @@ def test_ranks_leave_their_calls_before_they_are_ended_for_another_nodes_failure
     conn.close()
 
 
-def test_the_end_does_not_wait_long_for_the_calls_of_ranks(node: Node) -> None:
+def test_the_end_does_not_wait_long_for_the_calls_of_ranks(node):
     conn, pipes = connect_rank(node, restart=0)
     (node.agent.run_dir / f"calls-{ENGINE}").write_bytes(b"-")
     reader = node.follow()
@@ -178,7 +174,7 @@ def test_the_end_does_not_wait_long_for_the_calls_of_ranks(node: Node) -> None:
         one.close()
 
 
-def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:
+def test_a_process_that_survives_sigkill_is_named(node):
     node.agent.got_sigterm = True
     node.step()
     node.step(14.0)
@@ -186,7 +182,7 @@ def test_a_process_that_survives_sigkill_is_named(node: Node) -> None:
     assert final.survivors == (f"python (pid {CHILD.pid}, state S)",)
 
 
-def test_a_torchrun_that_fails_ends_the_node(node: Node) -> None:
+def test_a_torchrun_that_fails_ends_the_node(node):
     node.end(1)
     assert node.events(protocol.NodeStopping) == [
         protocol.NodeStopping(reason="failed", culprit=0)
@@ -194,7 +190,7 @@ def test_a_torchrun_that_fails_ends_the_node(node: Node) -> None:
     assert node.events(protocol.Final) == [protocol.Final(reason="failed")]
 
 
-def test_a_job_ends_with_its_lease_and_a_request_renews_it(node: Node) -> None:
+def test_a_job_ends_with_its_lease_and_a_request_renews_it(node):
     conn = node.follow()
     node.step(LEASE_S - 1)
     node.send(conn, protocol.RenewLease())
@@ -223,8 +219,8 @@ class LosingGang(DetachedGang):
 
 
 def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round_go_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node, monkeypatch
+):
     """A node may be lost just after the ranks have begun: nobody has heard of it since."""
     node.agent.start = replace(
         node.agent.start, membership=replace(MEMBERSHIP, lost_after_s=3.0)
@@ -251,8 +247,8 @@ def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round
 
 @pytest.mark.parametrize("is_lead", [False, True])
 def test_torchrun_does_not_wait_for_a_lost_node_once_all_ranks_here_have_returned(
-    node: Node, monkeypatch: pytest.MonkeyPatch, is_lead: bool
-) -> None:
+    node, monkeypatch, is_lead
+):
     """The lead stays until the other nodes have ended, since its torchrun has the store of the rendezvous."""
     gang = LosingGang()
     gang.may_leave = False
@@ -302,9 +298,7 @@ def reasons(node: Node) -> list[str]:
     return [one.reason for one in node.events(protocol.NodeStopping)]
 
 
-def test_a_node_tells_the_others_whether_all_its_ranks_have_returned(
-    node: Node, returned: ReturnedGang
-) -> None:
+def test_a_node_tells_the_others_whether_all_its_ranks_have_returned(node, returned):
     node.agent.rank_table.codes = {0: 0}
     node.step()
     assert returned.told
@@ -331,9 +325,7 @@ def test_a_failed_rank_that_can_not_be_started_again_ends_the_job_without_a_note
     assert reasons(node) == reason
 
 
-def test_a_node_that_returns_late_leaves_time_to_start_ranks_again(
-    node: Node, returned: ReturnedGang
-) -> None:
+def test_a_node_that_returns_late_leaves_time_to_start_ranks_again(node, returned):
     node.agent.rank_table.waits_since = node.now
     node.step(RESTART_S + 1.0)  # torchrun waits for the other node, which goes on
     returned.has_returned_node = True
@@ -345,8 +337,8 @@ def test_a_node_that_returns_late_leaves_time_to_start_ranks_again(
 
 
 def test_the_time_to_start_ranks_again_begins_anew_when_the_other_node_has_ranks_again(
-    node: Node, returned: ReturnedGang
-) -> None:
+    node, returned
+):
     node.agent.rank_table.waits_since = node.now
     returned.has_returned_node = True
     node.step()
@@ -363,8 +355,8 @@ def test_the_time_to_start_ranks_again_begins_anew_when_the_other_node_has_ranks
 
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_the_time_to_start_ranks_again_begins_anew_when_they_were_and_one_fails_again(
-    node: Node, returned: ReturnedGang, is_seen: bool
-) -> None:
+    node, returned, is_seen
+):
     """Both may happen within one turn of the loop."""
     node.agent.rank_table.waits_since = node.now
     returned.has_returned_node = True
@@ -383,8 +375,8 @@ def test_the_time_to_start_ranks_again_begins_anew_when_they_were_and_one_fails_
 
 @pytest.mark.parametrize("which", ["own", "peer"])
 def test_a_lead_takes_in_no_host_once_all_ranks_of_a_node_have_returned(
-    node: Node, returned: ReturnedGang, which: str
-) -> None:
+    node, returned, which
+):
     """For one more torchrun would start the ranks of the others again, beside those that have returned."""
     set_terms(node, max_restarts=3, max_nodes=3)
     node.agent.elastic_members = ElasticMembers(
@@ -407,7 +399,7 @@ def test_a_lead_takes_in_no_host_once_all_ranks_of_a_node_have_returned(
     conn.close()
 
 
-def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
+def test_every_host_of_a_detached_job_lists_it_so(node):
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]
     node.agent.start = replace(node.agent.start, membership=MEMBERSHIP)
@@ -419,7 +411,7 @@ def test_every_host_of_a_detached_job_lists_it_so(node: Node) -> None:
     assert node.events(protocol.Detached) == []  # the lead's journal has it
 
 
-def test_a_detached_job_needs_no_lease(node: Node) -> None:
+def test_a_detached_job_needs_no_lease(node):
     conn = node.follow()
     node.send(conn, protocol.DetachJob())
     node.step(10 * LEASE_S)
@@ -428,9 +420,7 @@ def test_a_detached_job_needs_no_lease(node: Node) -> None:
     conn.close()
 
 
-def test_the_lead_ends_the_job_after_its_timeout(
-    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lead_ends_the_job_after_its_timeout(start, monkeypatch):
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
     # A notebook that follows the job may ask the ranks where they are before it stops them.
     node.step(16.5)
@@ -443,8 +433,8 @@ def test_the_lead_ends_the_job_after_its_timeout(
 
 
 def test_the_timeout_stands_still_while_a_rank_waits_for_somebody_to_type(
-    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start, monkeypatch
+):
     node = Node(monkeypatch, replace(start, terms=replace(start.terms, timeout_s=10.0)))
     waits = True
     monkeypatch.setattr(
@@ -462,7 +452,7 @@ def test_the_timeout_stands_still_while_a_rank_waits_for_somebody_to_type(
     node.close()
 
 
-def test_the_agent_waits_until_a_reader_has_everything(node: Node) -> None:
+def test_the_agent_waits_until_a_reader_has_everything(node):
     conn = node.follow()
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))
     node.end()
@@ -473,9 +463,7 @@ def test_the_agent_waits_until_a_reader_has_everything(node: Node) -> None:
     conn.close()
 
 
-def test_news_of_the_hardware_go_to_those_who_follow_and_into_no_journal(
-    node: Node,
-) -> None:
+def test_news_of_the_hardware_go_to_those_who_follow_and_into_no_journal(node):
     conn, idle = node.follow(), node.follow()
     live = socket.socket(socket.AF_UNIX)
     live.connect(node.path)
@@ -506,7 +494,7 @@ def test_news_of_the_hardware_go_to_those_who_follow_and_into_no_journal(
         one.close()
 
 
-def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node: Node) -> None:
+def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node):
     """Its notebook has gone without a reset; another one renews the lease."""
     half_open, good = node.follow(), node.follow()
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))
@@ -524,7 +512,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(node: Node) -> Non
     good.close()
 
 
-def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) -> None:
+def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node):
     half_open = node.follow()
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))
     node.step()
@@ -541,8 +529,8 @@ def test_a_stalled_reader_is_dropped_when_its_notebook_comes_back(node: Node) ->
 
 
 def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch, golden
-) -> None:
+    node, monkeypatch, golden
+):
     def no_descriptor(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -561,8 +549,8 @@ def test_an_error_in_a_callback_is_noted_once_and_the_job_goes_on(
 
 
 def test_a_journal_that_can_not_be_read_costs_the_reader_alone(
-    node: Node, monkeypatch: pytest.MonkeyPatch, golden
-) -> None:
+    node, monkeypatch, golden
+):
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -579,7 +567,7 @@ def test_a_journal_that_can_not_be_read_costs_the_reader_alone(
     again.close()
 
 
-def test_a_job_goes_on_without_its_folder(node: Node) -> None:
+def test_a_job_goes_on_without_its_folder(node):
     """The user has removed ~/.distmagic to make room: what is gone is told, what is in memory is sent."""
     for _ in range(200):
         node.agent.journal.add(protocol.Notice(text="x" * 30_000))
@@ -598,7 +586,7 @@ def test_a_job_goes_on_without_its_folder(node: Node) -> None:
     conn.close()
 
 
-def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
+def test_the_sockets_look_used_to_a_cleaner_of_tmp(node):
     paths = (
         node.agent.run_dir,
         node.agent.run_dir / "readers",
@@ -611,9 +599,7 @@ def test_the_sockets_look_used_to_a_cleaner_of_tmp(node: Node) -> None:
 
 
 @pytest.mark.parametrize("removed", ["", "readers", "ranks", "pid"])
-def test_what_a_cleaner_of_tmp_has_removed_is_made_anew(
-    node: Node, removed: str
-) -> None:
+def test_what_a_cleaner_of_tmp_has_removed_is_made_anew(node, removed):
     run_dir = node.agent.run_dir
     shutil.rmtree(run_dir) if not removed else (run_dir / removed).unlink()
     node.step(1.1)
@@ -642,9 +628,7 @@ def is_listening(file: object) -> bool:
     )
 
 
-def test_only_what_has_to_be_looked_at_each_second_is(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_has_to_be_looked_at_each_second_is(node, monkeypatch):
     """A home may be on a slow file server, and the gang waits for this loop."""
     node.step()
     touched: list[object] = []
@@ -655,7 +639,7 @@ def test_only_what_has_to_be_looked_at_each_second_is(
     assert touched != []
 
 
-def test_a_node_that_has_ranks_did_not_come_too_late(node: Node) -> None:
+def test_a_node_that_has_ranks_did_not_come_too_late(node):
     """A notebook that could not follow it says so all the same."""
     late = protocol.StopNode(grace_s=0.0, reason="too late")
     nobody: Any = None
@@ -667,16 +651,14 @@ def test_a_node_that_has_ranks_did_not_come_too_late(node: Node) -> None:
     assert [one.reason for one in node.events(protocol.NodeStopping)] == ["too late"]
 
 
-def test_an_agent_whose_job_is_over_makes_no_socket_anew(node: Node) -> None:
+def test_an_agent_whose_job_is_over_makes_no_socket_anew(node):
     node.end()
     assert not node.agent.run_dir.exists()
     node.step(2.0)
     assert not node.agent.run_dir.exists()
 
 
-def test_the_agent_may_open_more_files_than_its_ranks(
-    start: protocol.StartNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_may_open_more_files_than_its_ranks(start, monkeypatch):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     node = Node(monkeypatch, start)
@@ -686,8 +668,8 @@ def test_the_agent_may_open_more_files_than_its_ranks(
 
 
 def test_too_many_ranks_for_the_hosts_limit_have_a_clear_error(
-    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch, golden
-) -> None:
+    tmp_path, node, monkeypatch, golden
+):
     class Full:
         def accept(self) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
@@ -734,9 +716,7 @@ main.serve(start, listener)
 """
 
 
-def test_an_agent_that_breaks_down_takes_everything_along(
-    start: protocol.StartNode, marks: dict[str, str]
-) -> None:
+def test_an_agent_that_breaks_down_takes_everything_along(start, marks):
     done = subprocess.run(
         [sys.executable, "-c", BREAKS_DOWN, LEAVES_AN_ORPHAN], input=protocol.encode(start), capture_output=True,
         env={**os.environ, **marks}, timeout=HANG_S, check=False,

@@ -670,10 +670,7 @@ def test_a_job_starts_while_others_look_again_and_again_whether_it_is_there(
         shutil.rmtree(places.run_dir(job, 0), ignore_errors=True)
     messages = [p.decode(line)[1] for line in said.splitlines()]
     # And not that it was refused.
-    assert [type(message) for message in messages[:2]] == [
-        p.Facts,
-        p.Hello,
-    ]
+    assert [type(message) for message in messages[:2]] == [p.Facts, p.Hello]
 
 
 def test_a_free_port_is_told_at_once_and_only_of_its_own_address(link):

@@ -22,10 +22,7 @@ from distmagic.connection.opening import open_link
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
 from distmagic.remote.contact.contact import Contact
-from distmagic.remote.contact.environment_sync import (
-    EnvironmentSync,
-    _sources,
-)
+from distmagic.remote.contact.environment_sync import EnvironmentSync, _sources
 from distmagic.remote.records import environments, owners, places
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol as p

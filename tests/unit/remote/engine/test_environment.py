@@ -1,7 +1,5 @@
 """What ranks see of a scheduler's variables."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

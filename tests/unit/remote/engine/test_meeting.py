@@ -1,7 +1,5 @@
 """When a node counts as dead for torch's rendezvous, whatever the clocks of the hosts say."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -84,10 +82,7 @@ RIGHT = [
 
 @pytest.mark.parametrize(
     ("ahead_s", "torch"),
-    [
-        *((ahead_s, "this torch") for ahead_s in (-3600, 0, 5)),
-        (-5, "torch 2.4"),
-    ],
+    [*((ahead_s, "this torch") for ahead_s in (-3600, 0, 5)), (-5, "torch 2.4")],
 )
 def test_a_node_is_dead_when_nothing_is_heard_of_it_and_not_by_its_clock(
     torch_forks, tmp_path, ahead_s, torch

@@ -294,10 +294,7 @@ def test_the_log_of_the_batch_script_stays_where_the_others_did_not_come_up(
 ):
     log = tmp_path / ".distmagic-slurm-17.out"
     # Of its own: a second keeper of a job leaves the node to the first.
-    node = {
-        "SLURM_JOB_ID": str(secrets.randbelow(10**9)),
-        "SLURMD_NODENAME": "here",
-    }
+    node = {"SLURM_JOB_ID": str(secrets.randbelow(10**9)), "SLURMD_NODENAME": "here"}
     settings = {
         "leads": True,
         "first_lease_s": 0.2,

@@ -1,7 +1,5 @@
 """The directory of a keeper's socket, among those of other keepers."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """Cells of ranks that stay, interrupted: three real ranks with gloo, and the requests that their agents would hand on."""
 
-from __future__ import annotations
-
 from tests.builders import gloo_ranks
 
 # Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.

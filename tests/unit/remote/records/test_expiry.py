@@ -368,9 +368,7 @@ def test_what_nobody_uses_of_what_was_sent(home):
     assert (old.exists(), own.exists()) == (False, True)
 
 
-def test_variables_of_setups_are_kept_for_a_week_or_removed_at_once(
-    home,
-):
+def test_variables_of_setups_are_kept_for_a_week_or_removed_at_once(home):
     for name, age_s in (("new", 6 * DAY_S), ("old", 8 * DAY_S)):
         make(home / "setup" / name, age_s, 5)
     make(home / "setup" / ".lock", 0.0)

@@ -1,7 +1,5 @@
 """The list of files: written and read again, and nothing that leads out of its folder."""
 
-from __future__ import annotations
-
 import json
 import zlib
 

@@ -667,10 +667,7 @@ def test_kept_directories_are_listed_and_removed_unless_a_job_uses_them(
     kept = {one.name: one for one in work_dirs.kept()}
     assert {
         name: (one.size_bytes, one.is_used, one.origin) for name, one in kept.items()
-    } == {
-        "other": (5, False, "nb"),
-        "train": (5, True, "nb"),
-    }
+    } == {"other": (5, False, "nb"), "train": (5, True, "nb")}
     with golden.raises(OSError):
         work_dirs.remove(NAME)
     assert work_dirs.remove("other") == 5

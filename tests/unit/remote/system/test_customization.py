@@ -1,7 +1,5 @@
 """What a Python runs at its start because of PYTHONPATH."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.remote.contact import template_client

@@ -10,12 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from distmagic.remote.system import device_claims
-from distmagic.remote.system.device_claims import (
-    Claim,
-    DeviceClaims,
-    device_key,
-    parse,
-)
+from distmagic.remote.system.device_claims import Claim, DeviceClaims, device_key, parse
 from distmagic.remote.wire.parts import DeviceClaim
 
 LISTING = """Num       RefCount Protocol Flags    Type St Inode Path

@@ -43,14 +43,7 @@ def test_what_is_put_in_front(session, prefix):
     assert decide(session) == prefix
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"scope": PREFIX},
-        {"lingers": True},
-    ],
-)
+@pytest.mark.parametrize("more", [{}, {"scope": PREFIX}, {"lingers": True}])
 def test_systemd_that_kills_is_named_with_its_cure(more, golden):
     with golden.raises(PermissionError):
         decide(LogInSession(cgroup=SCOPE, user="ann", kills=True, **more))

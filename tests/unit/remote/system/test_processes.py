@@ -259,10 +259,7 @@ def test_sweep_spares_an_agent_and_its_orphans(start):
     assert dead.wait() == -9
     left = {process.pid for process in processes.marked(job)}
     # The agent, and the orphan that it has adopted.
-    assert (len(left), left) == (
-        2,
-        before - {dead.pid},
-    )
+    assert (len(left), left) == (2, before - {dead.pid})
 
 
 def test_a_process_that_was_written_down_is_found_as_long_as_it_runs(start, tmp_path):

@@ -1,7 +1,5 @@
 """Calls that wait for ranks which never come: broken, and the groups made anew. Real processes, with gloo."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders import gloo_ranks

@@ -1,7 +1,5 @@
 """What a rank knows of its process groups at its end. Two processes of their own, as two ranks are, with gloo."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

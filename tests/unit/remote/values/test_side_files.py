@@ -66,10 +66,7 @@ def test_large_values_stand_alone_and_small_ones_share():
 def test_there_are_never_very_many():
     assert len(side_files.grouped([MB] * 10_000)) <= side_files.AT_MOST
     # 16 MiB are large beside 1 GiB.
-    assert side_files.grouped([1000 * MB, *[MB] * 20]) == [
-        [0],
-        [*range(1, 17)],
-    ]
+    assert side_files.grouped([1000 * MB, *[MB] * 20]) == [[0], [*range(1, 17)]]
 
 
 # ---- there and back

@@ -1,16 +1,10 @@
 """Which numbers of a printed line are taken as those of a training: all that a reader would, and no others."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
-from distmagic.remote.wire.printed_numbers import (
-    may_have_numbers,
-    numbers_of,
-    step_of,
-)
+from distmagic.remote.wire.printed_numbers import may_have_numbers, numbers_of, step_of
 
 # (what programs print, step, numbers)
 LINES = [

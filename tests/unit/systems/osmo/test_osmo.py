@@ -1,7 +1,5 @@
 """The program `osmo`: what it says, its refusals, one that is missing and one that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log of a workflow of OSMO, read: events of tasks, foreign lines, hostile ones, and a log that is read again."""
 
-from __future__ import annotations
-
 import base64
 import json
 

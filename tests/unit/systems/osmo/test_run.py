@@ -1,7 +1,5 @@
 """A run as a workflow of OSMO: what it can't have, and what the workflow carries."""
 
-from __future__ import annotations
-
 import base64
 import os
 

@@ -1,7 +1,5 @@
 """SING Cloud's image and entry point; the latter is run on several hosts in tests/e2e/test_exports.py."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

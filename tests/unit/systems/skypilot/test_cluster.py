@@ -40,7 +40,7 @@ def refused(request: SkyRequest = MINE) -> DistmagicError:
     return caught.value
 
 
-def test_a_cluster_is_its_hosts(skypilot: Sky, golden):
+def test_a_cluster_is_its_hosts(skypilot, golden):
     skypilot.has("mine", TWO)
     told: list[str] = []
     made = Cluster(MINE, OWNER)
@@ -58,9 +58,7 @@ def test_a_cluster_is_its_hosts(skypilot: Sky, golden):
     assert not made.fits(SlurmRequest())
 
 
-def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
-    skypilot: Sky,
-):
+def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(skypilot):
     skypilot.has("mine", TWO)
     skypilot.has("mine-2", entries("mine-2", ("10.0.0.3",)))
     names = {}
@@ -78,7 +76,7 @@ def test_a_launch_has_a_file_of_host_keys_and_the_next_launch_another_one(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_clusters_that_cant_be_used(skypilot: Sky, golden):
+def test_clusters_that_cant_be_used(skypilot, golden):
     skypilot.has("mine", status="STOPPED")
     assert "is not up: SkyPilot reports STOPPED" in refused().message
     golden(refused(SkyRequest(name="other")))
@@ -88,9 +86,7 @@ def test_clusters_that_cant_be_used(skypilot: Sky, golden):
     golden(refused())
 
 
-def test_skypilot_without_its_program(
-    skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
-):
+def test_skypilot_without_its_program(skypilot, monkeypatch, golden):
     monkeypatch.setenv("PATH", "/nowhere")
     with golden.raises(UsageError):
         Cluster(MINE, OWNER)
@@ -102,16 +98,14 @@ def test_skypilot_without_its_program(
     assert found().source != first.source  # other addresses: another launch
 
 
-def test_a_program_that_fails(skypilot: Sky, golden):
+def test_a_program_that_fails(skypilot, golden):
     skypilot.does("status", "echo no such server >&2; exit 3")
     error = refused()
     assert isinstance(error, Unreachable)
     golden(error)
 
 
-def test_a_program_that_hangs_is_ended(
-    skypilot: Sky, monkeypatch: pytest.MonkeyPatch, golden
-):
+def test_a_program_that_hangs_is_ended(skypilot, monkeypatch, golden):
     skypilot.does("status", "trap '' TERM; echo $$ >&2; exec sleep 60")
     monkeypatch.setattr(sky, "STATUS_S", 0.3)
     monkeypatch.setattr(sky, "_END_S", 0.2)
@@ -122,7 +116,7 @@ def test_a_program_that_hangs_is_ended(
     assert made._asked._process.poll() is not None
 
 
-def test_an_interrupt_ends_the_program(skypilot: Sky):
+def test_an_interrupt_ends_the_program(skypilot):
     skypilot.does("status", "exec sleep 60")
     made = Cluster(MINE, OWNER)
 
@@ -136,9 +130,7 @@ def test_an_interrupt_ends_the_program(skypilot: Sky):
     assert made._asked._process.poll() is not None
 
 
-def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(
-    skypilot: Sky, golden
-):
+def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(skypilot, golden):
     # Nothing listens on the discard port.
     skypilot.has("mine", entries("mine", ("127.0.0.1",), port=9))
     made = found()
@@ -148,7 +140,7 @@ def test_a_host_that_does_not_answer_makes_the_next_cell_ask_again(
     assert not made.check(ASKER)
 
 
-def test_a_program_there_finds_its_address_towards_others(tmp_path: Path, monkeypatch):
+def test_a_program_there_finds_its_address_towards_others(tmp_path, monkeypatch):
     """As a host runs what the transport starts; a leading ~/ is its home."""
     monkeypatch.setenv("HOME", str(tmp_path))
     program = tmp_path / "my python"

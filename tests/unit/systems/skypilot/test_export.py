@@ -1,7 +1,5 @@
 """SkyPilot's tasks: what is in them, and that its own package, where it is installed, takes every one of them."""
 
-from __future__ import annotations
-
 import json
 import re
 

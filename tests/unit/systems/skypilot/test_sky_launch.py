@@ -77,7 +77,7 @@ def test_names():
     [(900.0, "5", 600.0), (60.0, "1", 300.0), (3600.0, "5", 3300.0), (1.0, "1", 300.0)],
 )
 def test_the_idle_time_is_that_of_the_job_that_holds_it_and_skypilots_own(
-    idle_s: float, minutes: str, hold_s: float
+    idle_s, minutes, hold_s
 ):
     request = SkyRequest(idle_s=idle_s, file="/x y.yaml")
     words = sky.launch_words(request, "mine")
@@ -85,7 +85,7 @@ def test_the_idle_time_is_that_of_the_job_that_holds_it_and_skypilots_own(
     assert sky.hold_s(request) == hold_s
 
 
-def test_a_cluster_is_launched_once_and_held(skypilot: Sky, golden):
+def test_a_cluster_is_launched_once_and_held(skypilot, golden):
     made, told = launched()
     assert [host.name for host in made.hosts] == [NAME, f"{NAME}-worker1"]
     hold = skypilot.asked[2]
@@ -104,7 +104,7 @@ def test_a_cluster_is_launched_once_and_held(skypilot: Sky, golden):
     assert len(skypilot.asked) == 4
 
 
-def test_the_job_that_holds_it_is_a_program(skypilot: Sky):
+def test_the_job_that_holds_it_is_a_program(skypilot):
     request = dataclasses.replace(WANTED, idle_s=0.1)
     *_, line = sky.hold_words(request, NAME)
     program, *rest = shlex.split(line)
@@ -114,7 +114,7 @@ def test_the_job_that_holds_it_is_a_program(skypilot: Sky):
 
 
 def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
-    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
+    skypilot, monkeypatch
 ):
     skypilot.has(NAME)
     made, _ = launched()
@@ -131,9 +131,7 @@ def test_a_cluster_of_this_notebook_that_is_up_is_used_and_held_again(
     assert skypilot.asked[-1].startswith("exec ")
 
 
-def test_a_cluster_is_held_again_after_a_sleep_of_this_machine(
-    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cluster_is_held_again_after_a_sleep_of_this_machine(skypilot, monkeypatch):
     """Where the usual clock stands still, and the job that holds the cluster has ended."""
     now = 1000.0
     monkeypatch.setattr(cluster, "up_s", lambda: now)
@@ -148,7 +146,7 @@ def test_a_cluster_is_held_again_after_a_sleep_of_this_machine(
     assert held == [NAME]
 
 
-def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
+def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot):
     skypilot.has("of-others", autostop=10)
     made, _ = launched(SkyRequest(name="of-others"))
     wait_until(lambda: len(skypilot.asked) > 1, "the job that holds it")
@@ -159,29 +157,27 @@ def test_a_users_own_cluster_that_stops_itself_is_held_too(skypilot: Sky):
     assert len(skypilot.asked) == 2
 
 
-def test_a_launch_that_fails_says_the_last_lines_and_is_taken_down(
-    skypilot: Sky, golden
-):
+def test_a_launch_that_fails_says_the_last_lines_and_is_taken_down(skypilot, golden):
     skypilot.does("launch", "echo Trying zone a >&2; echo No capacity. >&2; exit 1")
     error = failed()
     golden(error)
     assert skypilot.asked == [STATUS, LAUNCH, DOWN]
 
 
-def test_what_was_there_before_is_not_taken_down(skypilot: Sky, golden):
+def test_what_was_there_before_is_not_taken_down(skypilot, golden):
     skypilot.has(NAME, status="STOPPED")
     skypilot.does("launch", "exit 1")
     golden(failed())
     assert skypilot.asked == [STATUS, LAUNCH]
 
 
-def test_a_cluster_that_cant_be_taken_down_is_named(skypilot: Sky, golden):
+def test_a_cluster_that_cant_be_taken_down_is_named(skypilot, golden):
     skypilot.does("launch", "exit 1")
     skypilot.does("down", "echo no server; exit 2")
     golden(failed())
 
 
-def test_an_interrupt_while_it_is_launched_takes_it_down(skypilot: Sky, capsys, golden):
+def test_an_interrupt_while_it_is_launched_takes_it_down(skypilot, capsys, golden):
     skypilot.does("launch", "echo $$ >$0.pid; echo Provisioning; exec sleep 60")
     made = Cluster(WANTED, OWNER)
 
@@ -198,7 +194,7 @@ def test_an_interrupt_while_it_is_launched_takes_it_down(skypilot: Sky, capsys, 
     golden(capsys.readouterr().err)
 
 
-def test_an_interrupt_of_one_of_two_runs_leaves_the_launch_to_the_other(skypilot: Sky):
+def test_an_interrupt_of_one_of_two_runs_leaves_the_launch_to_the_other(skypilot):
     made, other = Cluster(WANTED, OWNER), NotebookAsker(can_ask=False)
     made.awaited_by |= {ASKER, other}
 
@@ -215,7 +211,7 @@ def test_an_interrupt_of_one_of_two_runs_leaves_the_launch_to_the_other(skypilot
 
 
 def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(
-    skypilot: Sky, golden
+    skypilot, golden
 ):
     skypilot.does("launch", "echo Provisioning; exec sleep 60")
     made, raised = Cluster(WANTED, OWNER), []
@@ -249,9 +245,7 @@ def test_a_launch_that_another_thread_gives_up_is_ended_and_taken_down(
         f"Asking SkyPilot how the hosts of {NAME} are reached.",
     ],
 )
-def test_given_up_between_two_commands_it_is_taken_down_and_not_used(
-    skypilot: Sky, moment: str
-):
+def test_given_up_between_two_commands_it_is_taken_down_and_not_used(skypilot, moment):
     made = Cluster(WANTED, OWNER)
     with pytest.raises(UsageError, match="was given up"):
         made.wait(ASKER, lambda text: made.end() if text == moment else None)
@@ -260,9 +254,7 @@ def test_given_up_between_two_commands_it_is_taken_down_and_not_used(
     assert made.hosts == ()
 
 
-def test_given_up_when_its_hosts_are_known_it_is_not_used(
-    skypilot: Sky, monkeypatch: pytest.MonkeyPatch
-):
+def test_given_up_when_its_hosts_are_known_it_is_not_used(skypilot, monkeypatch):
     made = Cluster(WANTED, OWNER)
     read = sky_words.hosts_in
 
@@ -277,7 +269,7 @@ def test_given_up_when_its_hosts_are_known_it_is_not_used(
     assert made.hosts == ()
 
 
-def test_given_up_before_it_is_launched_nothing_is_launched(skypilot: Sky):
+def test_given_up_before_it_is_launched_nothing_is_launched(skypilot):
     made = Cluster(WANTED, OWNER)
     made.end()
     with pytest.raises(UsageError, match="was given up"):
@@ -285,9 +277,7 @@ def test_given_up_before_it_is_launched_nothing_is_launched(skypilot: Sky):
     assert set(skypilot.asked) <= {STATUS}
 
 
-def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(
-    skypilot: Sky, capsys
-):
+def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(skypilot, capsys):
     made, _ = launched()
     made.end()
     assert skypilot.asked[-1] == f"down --yes {NAME}"
@@ -299,7 +289,7 @@ def test_giving_it_back_takes_down_what_was_launched_and_nothing_else(
     assert skypilot.asked[count:] == [STATUS]
 
 
-def test_a_dry_run_says_what_would_be_launched(skypilot: Sky, golden):
+def test_a_dry_run_says_what_would_be_launched(skypilot, golden):
     def shown(request: SkyRequest) -> str:
         return hosts.preview(request, Access(), OWNER, is_elastic=False)
 

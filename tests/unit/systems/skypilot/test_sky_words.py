@@ -1,7 +1,5 @@
 """What SkyPilot's program says, understood; and that the clusters of these tests are written as it writes them."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -59,13 +57,7 @@ def test_a_line_without_orders_to_a_terminal(line):
     assert sky_words.plain(line) == "hi"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "new",
-        "old",
-    ],
-)
+@pytest.mark.parametrize("name", ["new", "old"])
 def test_clusters_that_cant_be_used(name, golden):
     error = sky_words.not_up(name, (MINE, OLD))
     golden(error)

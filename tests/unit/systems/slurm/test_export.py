@@ -1,7 +1,5 @@
 """What is submitted to Slurm, both forms; the files are run on real Slurm in tests/e2e/test_exports.py."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

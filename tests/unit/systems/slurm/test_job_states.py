@@ -1,7 +1,5 @@
 """Rows of squeue, understood, and in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.systems.slurm import job_states

@@ -1,7 +1,5 @@
 """Names of nodes in brackets, written out."""
 
-from __future__ import annotations
-
 import pytest
 
 from distmagic.systems.slurm.nodelist import expand

@@ -1,7 +1,5 @@
 """What sbatch is told; and that no value of the user becomes anything else on the way."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -126,8 +124,7 @@ def test_places(text, place):
 
 
 @pytest.mark.parametrize(
-    ("answer", "job"),
-    [("17\n", "17"), ("17;east\n", "17"), ("hello\n17\n", "17")],
+    ("answer", "job"), [("17\n", "17"), ("17;east\n", "17"), ("hello\n17\n", "17")]
 )
 def test_the_number_of_a_job(answer, job):
     assert submission.job_id(answer) == job

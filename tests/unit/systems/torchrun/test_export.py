@@ -1,7 +1,5 @@
 """torchrun's commands by hand: one a host, and one for all."""
 
-from __future__ import annotations
-
 from distmagic.errors import UsageError
 from distmagic.exports import systems
 from tests import REPOSITORY

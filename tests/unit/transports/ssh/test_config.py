@@ -223,12 +223,7 @@ def test_what_is_not_followed_is_named(text, harmless, dot_ssh):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "Port nonsense\n",
-        "ConnectTimeout soon\n",
-        "Port 70000\n",
-        "ProxyJump a:b:c\n",
-    ],
+    ["Port nonsense\n", "ConnectTimeout soon\n", "Port 70000\n", "ProxyJump a:b:c\n"],
 )
 def test_values_that_can_not_be_used(text, dot_ssh, golden):
     with golden.raises(UsageError):

@@ -33,7 +33,6 @@ PATHS = (
     "~/.ssh/id_%h", '"~/.ssh/a key"', "'~/.ssh/a  key'", "~/k\\ %r", "/abs/%n-%p", "none", "~/%%d${KEYS}", "%d/%u_%L_%l_%i_%k",
     "~/x#y", '"~/q\\"q\'"', "~/back\\slash\\\\", '~/"mid dle"/x', "relative/%h", "${KEYS}/%r", "NONE", "~/$KEYS", "~/%%%%h",
 )  # fmt: skip
-WITHOUT_TOKENS = ("/etc/known hosts", "~/global", "%h", "${KEYS}")
 VALUES = {
     "HostName": ("%h", "%h.cluster", "10.0.0.5", "UPPER.%h", "fe80::1%%eth0", '"real"', "%%h.%h", "REAL"),
     "User": ("jo", '"jo"', "'jo'", "j\\ o", "u%h", "%%u", 'a"b"c'),

@@ -1,7 +1,5 @@
 """The time that is left of a connection's limit."""
 
-from __future__ import annotations
-
 import threading
 
 from distmagic.transports.ssh.deadline import Deadline

@@ -100,7 +100,7 @@ _ROWS = (
 )  # fmt: skip
 
 
-# What hosts have by names of their own: the field of `Examined`, and as in a row.
+# Properties with their own field in `Examined`, and their titles.
 _NAMED = (
     (
         "variables",
@@ -162,7 +162,7 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
             }
             what = filled(row.words, names) if found else f"{row.title} is missing"
             evidence = f"{what}, where {others_have(subjects)} {usual or 'none'}."
-            # Ranks of other minor versions of torch don't understand each other.
+            # Ranks with other minor versions of torch can't communicate.
             differs = found.split(".")[:2] != usual.split(".")[:2]
             level: Level = "error" if row.title == "torch" and differs else "warning"
             yield Finding(level, one.name, row.title, evidence, filled(row.cure, names))
@@ -204,7 +204,7 @@ def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
         spans = [one.clock_s for one in subjects]
         return sum(least <= ahead_s <= most for least, most in spans)
 
-    # What the most clocks may show. Of two hosts the first one's: nobody can say which one is right.
+    # The time of most clocks. Of two hosts the first one's: it is unknown which is right.
     usual = max((one.clock_s[0] for one in subjects), key=allow)
     others = "the others'" if len(subjects) > 2 else f"{subjects[0].name}'s"
     for one in subjects:

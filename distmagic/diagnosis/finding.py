@@ -13,7 +13,7 @@ from distmagic.remote.wire.protocol import Examined, Facts
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its name, nothing is written there
 Level = Literal["error", "warning"]
 ANSWERS = ("open", "half", "refused", "silent", "no route", "no name", "another")
-ANY_PORT = 0  # in place of the one that happened to be free
+ANY_PORT = 0  # instead of a free port's number
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distmagic.diagnosis.finding import Finding, Subject
 
-_HELD_BYTES = 1 << 30  # less is kept by displays, and by the driver
+_HELD_BYTES = 1 << 30  # displays and the driver use less
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
@@ -18,7 +18,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
     evidence = ""
     if torch and not built:
         evidence = f"it has GPUs ({examined.gpus[0].model}), and its torch {torch} is built for CPUs alone."
-    # Within one major version a driver runs what was built for a later minor one.
+    # Within one major version, a driver runs code built for a later minor one.
     elif torch and _major(built) > _major(highest) > 0:
         evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
     if evidence:

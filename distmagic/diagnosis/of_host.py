@@ -10,10 +10,10 @@ from distmagic.planning import preflight
 from distmagic.remote.records import places
 
 STEPS = ("name", "TCP", "banner", "key", "log-in")  # of an SSH connection, in order
-_SMALL_SHM_BYTES = 512 << 20  # Docker gives 64 MiB where nobody asks for more
+_SMALL_SHM_BYTES = 512 << 20  # Docker's default is 64 MiB
 _SMALL_DISK_BYTES = 1 << 30
-_FEW_FILES = 1024  # what a log-in usually has
-_LOCKED_BYTES = 1 << 30  # far more than an InfiniBand card needs for one rank
+_FEW_FILES = 1024  # the usual limit at log-in
+_LOCKED_BYTES = 1 << 30  # an InfiniBand card needs far less for one rank
 
 
 def of_error(missed: Unreached) -> Finding:

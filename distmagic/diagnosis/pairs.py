@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from distmagic.diagnosis.finding import Finding
 
-_SLOW = 0.7  # of the bandwidth that most pairs have
-_LATE = 3.0  # times the latency that most pairs have
+_SLOW = 0.7  # fraction of the usual bandwidth
+_LATE = 3.0  # times the usual latency
 _FEW = 3  # pairs, of three hosts
-_LATE_S = 0.5e-3  # less than this does not matter to a step
+_LATE_S = 0.5e-3  # a smaller latency does not affect training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ def findings(pairs: Sequence[Pair]) -> list[Finding]:
         return []
     rates = sorted(pair.bytes_per_s for pair in pairs)
     times = sorted(pair.latency_s for pair in pairs)
-    # Of equally many slow and fast pairs the fast ones count: a host of four has half of all pairs, one of three two thirds.
+    # In a tie the fast pairs count: a host is in half of all pairs of four hosts, and in two thirds of three.
     is_few = len(pairs) <= _FEW
     usual = rates[-1] if is_few else statistics.median_high(rates)
     prompt = times[0] if is_few else statistics.median_low(times)

@@ -21,8 +21,8 @@ _MOST_OPS = 10
 _MOST_RANKS = 16
 _NAME = 60  # columns
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-_FLOWS = 10**10  # of one rank at most, by their numbers
-_STREAMS = 10**9  # above the numbers of threads
+_FLOWS = 10**10  # limit of flow IDs of one rank
+_STREAMS = 10**9  # larger than IDs of threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
     events = []
     for one in found:
         about = str(one.get("name", "")).startswith("process_")
-        # What has a word for a process is of no thread: the window that was recorded.
+        # An event whose pid is a word belongs to no thread: the recorded window.
         if about or not isinstance(one.get("pid"), int):
             continue
         event = {**one, "pid": rank}
@@ -199,7 +199,8 @@ def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
     last: Counter[int] = Counter()
     made = {rank: _collectives(trace) for rank, trace in traces.items()}
     for name in set.intersection(*map(set, made.values())):
-        # No call is over anywhere before all ranks have begun it: what ends earlier belongs to a step that some left out.
+        # No call ends anywhere before all ranks have started it: an earlier end belongs to a step that some ranks left
+        # out.
         begun_us = max(found[name][0][0] for found in made.values())
         rows = []
         for rank, found in made.items():

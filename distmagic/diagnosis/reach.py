@@ -23,7 +23,7 @@ _CURES = {
     "no name": "In /etc/hosts of all hosts: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",
 }
-_SOME_PORT = 40000  # for a look by hand
+_SOME_PORT = 40000  # an example for a test by hand
 _BY_HAND = "By hand: {dialled} nc -l {port}, and {dialler} nc -vz {address} {port}"
 _LARGE_BY_HAND = "By hand: {dialler} ping -M do -s 8972 {address}"
 
@@ -70,7 +70,7 @@ class _Door:
         by_hand = _LARGE_BY_HAND if self.answer == "half" else _BY_HAND
         check = "dials" if of_dialler else f"dialled from {self.dialler.name}"
         named = "" if self.port == ANY_PORT else f" at {self.port}"
-        # No run of ours needs it where nobody has named it.
+        # No distmagic run needs it unless the user has named it.
         is_needed = self.port == ANY_PORT or self.port in self.dialled.named_ports
         return Finding(
             "error" if is_needed else "warning",
@@ -89,7 +89,7 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
         for (host, port), answer in one.dials.items():
             door = _Door(dialler=one, dialled=by_name[host], port=port, answer=answer)
             doors.setdefault(port, []).append(door)
-    known: set[tuple[str, str]] = set()  # what is shut at any port
+    known: set[tuple[str, str]] = set()  # pairs that fail at any port
     for port in sorted(doors):
         there = [door for door in doors[port] if door.pair not in known]
         yield from _of_port(subjects, there)
@@ -108,7 +108,7 @@ def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Fi
             more = ", and it can dial none" if can_dial_none else ""
             yield into[0].finding(f"no other host can dial it{into[0].place}", more)
         elif len(out) > 1 and can_dial_none:
-            # Each of the others may be cut off from all by itself.
+            # Each of the others may be cut off from all hosts.
             others = {door.pair[1] for door in out}
             if any(door.pair[1] in others and not door.is_shut for door in doors):
                 explained += out

@@ -63,7 +63,7 @@ def report(
     table, alike = [], []
     for title, cells in compared.items():
         line = _line(title, cells, hosts, found)
-        # A host that is out of reach differs in nothing.
+        # An unreachable host differs in nothing.
         values = {cell for cell in line.cells if cell}
         if line.odd or len(values) > 1:
             table.append(line)
@@ -100,7 +100,7 @@ def _findings(
             found += of_host.findings(host, local_torch)
     unique: dict[tuple[str, str], Finding] = {}
     for finding in found:
-        # That its torch is another one than the others' comes before that it is another one than the notebook's.
+        # A difference from the other hosts' torch is more important than one from the notebook's.
         unique.setdefault((finding.host, finding.check), finding)
     return unique.values()
 

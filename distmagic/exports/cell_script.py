@@ -1,12 +1,12 @@
-"""A cell as a program that a person could have written, where its text allows that. Pure.
+"""Turns a cell into a readable program, if its text allows that. Pure.
 
     the names of the notebook that it uses    as imports, plain values, functions and classes
     the cell's statements                     as they are
-    the call that it ends with                behind `if __name__ == "__main__":`
+    the call that it ends with                after `if __name__ == "__main__":`
 
-Every rank runs all of it, where a cell's own statements run once, in the notebook. So a cell is such a program only if
-its statements define, import, or set plain values; one that computes something goes as the pickled call, with the value
-that the notebook has.
+Every rank runs the whole program, while a cell's own statements run once, in the notebook. So a cell becomes such a
+program only if its statements define, import, or set plain values; one that computes something is exported as the
+pickled call, with the notebook's values.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DEFINES = (
     ast.Import,
     ast.ImportFrom,
 )
-_LONGEST_VALUE = 2_000  # characters of a value that stands in the program
+_LONGEST_VALUE = 2_000  # characters of a value in the program
 
 
 class NoProgram(Exception):
-    """Raised where a cell can't be a program of its own; `why` is the end of a sentence."""
+    """The cell can't be a separate program; `why` is the end of a sentence."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -43,10 +43,10 @@ class NoProgram(Exception):
 def of_cell(
     plan: CellPlan, namespace: Mapping[str, object], texts: Mapping[str, str]
 ) -> str:
-    """Return the text of a program that does what the cell does on every rank.
+    """Return the text of a program that does on every rank what the cell does.
 
-    `namespace` is the notebook's, `texts` are those of its cells by their file names, in the order of their execution.
-    Raises `NoProgram`, and `UsageError` for a secret in it.
+    `namespace` is the notebook's, `texts` are its cells by file name, in the order of their execution. Raises
+    `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
     if "get_ipython()" in plan.text:
@@ -70,11 +70,11 @@ def of_cell(
 
 
 def _can_be_repeated(statement: ast.stmt) -> bool:
-    """Whether a statement means on a rank what it means in the notebook, because it only defines or sets something plain."""
+    """Whether a statement has the same meaning on a rank, because it only defines or sets a plain value."""
     if isinstance(statement, _DEFINES):
         return True
     if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)  # a text that explains
+        return isinstance(statement.value, ast.Constant)  # a docstring
     if not isinstance(statement, ast.Assign | ast.AnnAssign):
         return False
     for node in ast.walk(statement):
@@ -86,11 +86,11 @@ def _can_be_repeated(statement: ast.stmt) -> bool:
 
 
 def _with_guard(plan: CellPlan, text: str) -> str:
-    """Return the cell's text with its last call behind the guard that lets child processes import the rest."""
+    """Return the cell's text with a guard before its last call, so that child processes can import the rest."""
     last = ast.parse(plan.text).body[-1]
     assert plan.call is not None
     if isinstance(last, ast.If):
-        return text  # it has the guard
+        return text  # it has the guard already
     lines = text.split("\n")
     written = ast.unparse(plan.call)
     if isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
@@ -98,7 +98,7 @@ def _with_guard(plan: CellPlan, text: str) -> str:
             raise NoProgram("its last line has several statements")
         written = ast.get_source_segment(plan.text, last) or ""
         lines = lines[: last.lineno - 2]  # the text has one line less
-    # Else it is the cell's only function, which it does not call.
+    # Otherwise it is the cell's only function, without a call.
     if plan.is_async:
         if isinstance(plan.call, ast.Await):
             written = f"asyncio.run({ast.unparse(plan.call.value)})"
@@ -109,7 +109,7 @@ def _with_guard(plan: CellPlan, text: str) -> str:
 
 @dataclass(kw_only=True)
 class _Head:
-    """What a program has before the cell's own text: imports, plain values and definitions of other cells."""
+    """The lines before the cell's own text: imports, plain values and definitions from other cells."""
 
     namespace: Mapping[str, object]
     texts: Mapping[str, str]
@@ -119,7 +119,7 @@ class _Head:
     waiting: set[str] = field(default_factory=set)
 
     def add(self, names: Iterable[str]) -> None:
-        """Add these names, and what they need in turn."""
+        """Add these names, and the names that they need."""
         for name in names:
             if name in self.imports or name in self.values or name in self.waiting:
                 continue
@@ -143,13 +143,13 @@ class _Head:
         definition = _definition_of(name, value, self.texts)
         if not definition:
             raise NoProgram(f"{name} is of another cell")
-        # What it needs stands before it: a base class is needed already when it is defined.
+        # Its dependencies come before it: a base class is needed for the definition.
         self.waiting.add(name)
         self.add(names_wanted(CellPlan(text=definition)))
         self.definitions[name] = definition
 
     def text(self) -> str:
-        """Return these lines as the beginning of a program, "" if there are none."""
+        """Return these lines as the start of a program, "" if there are none."""
         parts = []
         for lines in (sorted(self.imports.values()), self.values.values()):
             if lines:
@@ -160,7 +160,7 @@ class _Head:
 
 
 def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
-    """Return the lines that define a function or a class in a cell, "" where there are none."""
+    """Return the lines that define a function or a class in a cell, "" if there are none."""
     if (
         getattr(value, "__module__", None) != "__main__"
         or getattr(value, "__name__", None) != name
@@ -171,7 +171,7 @@ def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
     if not isinstance(value, type):
         return ""
     found = ""
-    for text in texts.values():  # the last one counts
+    for text in texts.values():  # the last definition counts
         found = _lines_of(name, text) or found
     return found
 
@@ -192,7 +192,7 @@ def _lines_of(name: str, text: str) -> str:
 
 
 def _import_of(name: str, value: object) -> str:
-    """Return the statement that imports a value under this name, "" where there is none."""
+    """Return the statement that imports a value under this name, "" if there is none."""
     if isinstance(value, ModuleType):
         if sys.modules.get(value.__name__) is not value or value.__name__ == "__main__":
             return ""
@@ -213,7 +213,7 @@ def _import_of(name: str, value: object) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether the text of a value is a program's way to make an equal one."""
+    """Whether a value can be recreated from its repr in a program."""
     if type(value) in (list, tuple, set):
         return all(map(_is_plain, value)) and bool(value)  # type: ignore[call-overload]
     if type(value) is dict:

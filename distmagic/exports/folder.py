@@ -1,4 +1,7 @@
-"""Writes the files of an export. What an export wrote before is replaced; anything else in the folder stays as it is."""
+"""Writes the files of an export.
+
+It replaces files of an earlier export, and leaves all others in the folder unchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ RECORD = ".distmagic-export.json"  # the files of the last export, by their SHA-
 
 
 def write(folder: Path, files: Sequence[File]) -> None:
-    """Write `files` to `folder`, and remove what the last export wrote there and this one does not have.
+    """Write `files` to `folder`, and remove files of the last export that this one lacks.
 
-    Raises `UsageError`, before anything is written, where a file is in the way that no export wrote or that was changed
-    since; and for a folder that can't be written.
+    Raises `UsageError`, before writing anything, if a file exists that no export wrote or that was changed since; and
+    for a folder that can't be written.
     """
     try:
         before = _record(folder)
@@ -49,7 +52,7 @@ def write(folder: Path, files: Sequence[File]) -> None:
 
 
 def _record(folder: Path) -> dict[str, str]:
-    """Return the files of the last export by their SHA-256."""
+    """Return the SHA-256s of the last export's files."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
         return {path: digest for path, digest in found.items() if _is_inner(path)}
@@ -69,7 +72,7 @@ def _is_inner(path: str) -> bool:
 def _check_that_it_may_be_replaced(
     there: Path, known: tuple[str | None, str | None]
 ) -> None:
-    """Raise `UsageError` for a file that no export wrote, or that was changed since: `known` are its old and new SHA-256."""
+    """Raise `UsageError` for a file that no export wrote, or that has changed: `known` are old and new SHA-256."""
     if not (there.exists() or there.is_symlink()):
         return
     found = _sha256(there.read_bytes()) if there.is_file() else ""

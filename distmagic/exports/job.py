@@ -1,4 +1,4 @@
-"""What is exported: one job, without anything of a system. Pure."""
+"""The exported job, independent of a system. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PROGRAM = "program"  # the folder with what the ranks run
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of the exported folder. `is_private`: only its owner may read it, for it may hold secrets.
+    """A file of the exported folder. `is_private`: only its owner may read it, because it may contain secrets.
 
-    `is_for_all`: an image has it, for whatever user that runs as; it never holds a secret.
+    `is_for_all`: it is copied into an image and readable for any user; it never contains a secret.
     """
 
     path: str
@@ -31,13 +31,13 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedProgram:
-    """What every rank runs.
+    """The program for every rank.
 
-    `files` lie below the folder `PROGRAM`, `inside` of which ranks begin ("": in itself). `words` are what torchrun is
-    given after its flags: a script below `inside`, and its arguments; none if the launcher finds all of that. `imports` are files or
-    folders, below the folder too, from which modules are imported. `is_bundle`: the script makes a pickled call, which
-    needs `python_version`; `why` says what kept the cell from being a plain program. `launcher` are arguments of the
-    interpreter that start the ranks of a node, with torchrun's flags after them.
+    `files` are below the folder `PROGRAM`; ranks start in its subfolder `inside` ("": itself). `words` follow
+    torchrun's flags: a script below `inside`, and its arguments; none if the launcher knows them. `imports` are files
+    or folders, also below the folder, from which modules are imported. `is_bundle`: the script runs a pickled call,
+    which needs `python_version`; `why` is why the cell could not be a plain program. `launcher` are arguments of the
+    interpreter that start the ranks of a node, followed by torchrun's flags.
     """
 
     files: tuple[File, ...]
@@ -52,7 +52,7 @@ class ExportedProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedJob:
-    """One job. `hosts` are the names of its hosts where the user gave some, each with its number of ranks or None."""
+    """One job. `hosts` are its hosts' names if the user gave any, each with its number of ranks or None."""
 
     name: str
     program: ExportedProgram
@@ -99,7 +99,7 @@ class ExportedJob:
 
     @property
     def title(self) -> str:
-        """Its name as every system takes it: letters, digits and hyphens, a letter first, at most 40 of them."""
+        """Its name in a form for every system: letters, digits and hyphens, a letter first, at most 40 characters."""
         plain = unicodedata.normalize("NFKD", self.name)
         plain = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()
         if not plain[:1].isalpha():
@@ -108,7 +108,7 @@ class ExportedJob:
 
     @property
     def nproc_per_node(self) -> int | str | None:
-        """The ranks of a node: as given, else one a GPU; None where nothing was said of either."""
+        """The ranks of a node: as given, else one for each GPU; None if neither is given."""
         if self.spec.nproc_per_node is not None:
             return self.spec.nproc_per_node
         gpus = self.request.gpus
@@ -116,22 +116,22 @@ class ExportedJob:
 
     @property
     def backend(self) -> str:
-        """The rendezvous: as given; c10d where ranks may be restarted, which static can't do on several nodes."""
+        """The rendezvous backend: as given; c10d if ranks may restart, which static can't do on several nodes."""
         if self.spec.rdzv_backend is not None:
             return self.spec.rdzv_backend
         return "c10d" if self.spec.max_restarts and self.nodes > 1 else "static"
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """The variables of `--env` that are no secrets."""
+        """The variables of `--env` that are not secret."""
         return tuple(pair for pair in self.spec.env if not is_secret(pair[0]))
 
     @property
     def secrets(self) -> tuple[tuple[str, str], ...]:
-        """The other ones."""
+        """The secret variables of `--env`."""
         return tuple(pair for pair in self.spec.env if is_secret(pair[0]))
 
 
 def text_file(path: str, text: str, **more: bool) -> File:
-    """Return a file with a text in it; what is no text in UTF-8 (in a path, say) stays as its bytes."""
+    """Return a file with a text; bytes that are not UTF-8 (for example in a path) are preserved."""
     return File(path=path, data=text.encode(errors="surrogateescape"), **more)

@@ -1,4 +1,4 @@
-"""Lines that the files of several systems share: variables, torchrun's command, where ranks begin. Pure."""
+"""Lines that the files of several systems share: variables, torchrun's command, the start directory of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from distmagic.planning.torchrun import NodeWords
 
 ENVIRONMENT = "environment.sh"
 _WAIT_S = 300
-# How a node without a scheduler's word for it counts its GPUs: one rank a GPU, or one.
+# How a node without a scheduler counts its GPUs: one rank for each GPU, or one.
 _COUNT = "import torch; print(torch.cuda.device_count() or 1)"
 
 
 def environment(job: ExportedJob) -> tuple[File, ...]:
-    """Return the file with all variables of the user, which the other scripts read; none where there are none."""
+    """Return the file with all variables of the user, which the other scripts read; nothing without variables."""
     if not job.spec.env:
         return ()
     lines = [
@@ -40,18 +40,21 @@ def exports(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def require(names: Iterable[str], giver: str) -> str:
-    """Return the line of bash that ends a script with the name of the first variable that is not set. `giver` sets them."""
+    """Return the bash line that ends a script with an error about the first missing variable.
+
+    `giver` should set them.
+    """
     checks = [f'"${{{name}:?is not set: {giver} sets it}}"' for name in names]
     return f": {' '.join(checks)}"
 
 
 def below(name: str, limit: str, of: str = "nodes") -> str:
-    """Return the line of bash that ends a script unless a variable is a number below `limit`, which may be a variable."""
+    """Return the bash line that ends a script unless a variable is a number below `limit`, which may be a variable."""
     return f'[ "${name}" -ge 0 ] && [ "${name}" -lt "{limit}" ] || {{ echo "{name} is ${name}, of {limit} {of}" >&2; exit 1; }}'
 
 
 def numbers(*names: str) -> list[str]:
-    """Return a line of bash for each variable that ends a script unless it is a whole number."""
+    """Return one bash line for each variable, which ends a script unless it is an integer."""
     return [
         f'case ${name} in *[!0-9]*) echo "{name} is ${name}, which is not a number" >&2; exit 1 ;; esac'
         for name in names
@@ -59,7 +62,7 @@ def numbers(*names: str) -> list[str]:
 
 
 def wait_for_master() -> list[str]:
-    """Return the lines of bash that wait until the first node's name is known, some seconds after a node has begun."""
+    """Return the bash lines that wait until the first node's name resolves, some seconds after a node has started."""
     return [
         "# The first node's name may be known some seconds after this node has begun.",
         f"for _ in $(seq {_WAIT_S}); do",
@@ -71,7 +74,7 @@ def wait_for_master() -> list[str]:
 
 
 def counted_ranks(job: ExportedJob, ranks: int | str | None) -> tuple[list[str], str]:
-    """Return the number of ranks of a node, and before it the line with which a node counts its GPUs if nothing is said."""
+    """Return the number of ranks of a node, and the preceding line that counts its GPUs if no number is given."""
     if ranks is not None:
         return [], str(ranks)
     count = quoting.bash_line((python_of(job), "-c", _COUNT))
@@ -84,7 +87,7 @@ def script(lines: Iterable[str], head: str = "#!/bin/bash\n") -> str:
 
 
 def enter(job: ExportedJob) -> list[str]:
-    """Return the lines that go to the directory in which ranks begin, from the exported folder."""
+    """Return the lines that change from the exported folder to the start directory of ranks."""
     lines = []
     if job.program.imports:
         paths = [
@@ -99,18 +102,18 @@ def enter(job: ExportedJob) -> list[str]:
 
 
 def python_of(job: ExportedJob) -> str:
-    """Return the interpreter of the ranks, and of what starts them."""
+    """Return the interpreter of the ranks, and of their launcher."""
     return quoting.program_path(job.python or "python3")
 
 
 def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[str]:
-    """Return torchrun's command as lines of bash, a flag each.
+    """Return torchrun's command as lines of bash, one for each flag.
 
-    The user's name at the rendezvous and restarts are put in here. `own` is bash for the address that a node announces
-    with c10d, "" where the system does not say it; node 0 has the store then.
+    The user's rendezvous ID and restarts are added. `own` is bash for the address that a node announces with c10d, ""
+    if the system has none; node 0 then has the store.
     """
     is_c10d = words.backend == "c10d"
-    # Static nodes that restart their ranks never meet again.
+    # With the static backend, nodes that restart their ranks never meet again.
     can_restart = is_c10d or job.nodes == 1
     words = replace(
         words,
@@ -131,12 +134,12 @@ def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[st
         *(f"    {quoting.bash(flag)}" for flag in torchrun.spelled(words)),
         f"    {quoting.bash_line(job.program.words)}",
     ]
-    # Each but the last goes on in the next.
+    # Each line except the last continues.
     return [*lines, *(f"{line} \\" for line in command[:-1]), command[-1]]
 
 
 def ranks_of_node(job: ExportedJob) -> int:
-    """Return the number of ranks of each node, where it has to be one. Raises `UsageError` for gpu, cpu and auto."""
+    """Return the number of ranks of each node, if it must be a number. Raises `UsageError` for gpu, cpu and auto."""
     nproc = job.nproc_per_node
     if nproc is None:
         return 1

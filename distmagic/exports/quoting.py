@@ -1,7 +1,7 @@
-r"""A value of the user as a word of a shell, a text of YAML, of a Dockerfile. Pure, and the only such place.
+r"""Quotes a value of the user for a shell, for YAML or for a Dockerfile. Pure, and the only such module.
 
-Whatever a value has in it, what comes out is one printable line: nothing in it can end a line of a script, a directive of
-sbatch or a block of YAML. A word may have variables in it, as `variable` makes them: they alone are expanded.
+Whatever the value contains, the result is one printable line: it can't end a line of a script, an sbatch directive or a
+block of YAML. A word may contain variables made by `variable`: only these are expanded.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 import shlex
 from collections.abc import Iterable
 
-# A variable in a word stands between two zero bytes, which no value of a user has: the checks of request/ see to that.
+# A variable in a word is between two NUL bytes, which no value of a user contains: request/ checks that.
 _MARK = "\0"
 
 
 def variable(name: str) -> str:
-    """Return the mark that stands for the variable `name` in a word."""
+    """Return the placeholder for the variable `name` in a word."""
     return f"{_MARK}{name}{_MARK}"
 
 
 def bash(word: str) -> str:
-    """Return a word as bash reads it back."""
+    """Return a word quoted for bash."""
     if not word:
         return "''"
     parts = []
@@ -52,12 +52,12 @@ def bash_line(words: Iterable[str]) -> str:
 
 
 def program_path(path: str) -> str:
-    """Return a program's path as a word: a leading `~/` is the home of the node on which it runs."""
+    """Return a program's path as a quoted word: a leading `~/` is the home of the node on which it runs."""
     return variable("HOME") + path[1:] if path.startswith("~/") else path
 
 
 def directive(name: str, value: str) -> str:
-    """Return a line of an sbatch file. Its parser knows quotation marks and backslashes, and expands nothing."""
+    """Return a line of an sbatch file. Its parser handles quotation marks and backslashes, and expands nothing."""
     if not value:
         return f"#SBATCH --{name}"
     if re.fullmatch(r"[A-Za-z0-9_./:,@+=%\[\]-]+", value):
@@ -67,7 +67,7 @@ def directive(name: str, value: str) -> str:
 
 
 def yaml(value: str) -> str:
-    """Return a text as YAML: a double-quoted scalar, in which what can't be printed is escaped."""
+    """Return a text as YAML: a double-quoted scalar, with unprintable characters escaped."""
     quoted = []
     for char in value:
         if char in '"\\':
@@ -82,9 +82,10 @@ def yaml(value: str) -> str:
 
 
 def yaml_block(text: str, indent: str) -> str:
-    """Return lines as a block of YAML behind a key, each after `indent`; as one quoted text where a block can't hold them.
+    """Return lines as a YAML block after a key, indented by `indent`; as one quoted text if a block can't represent
+    them.
 
-    The text ends with one line break, whatever it had at its end.
+    The text ends with exactly one line break.
     """
     lines = text.rstrip("\n").split("\n")
     is_plain = all(line.isprintable() for line in lines)
@@ -97,7 +98,7 @@ def yaml_block(text: str, indent: str) -> str:
 
 
 def pieces(word: str) -> list[str]:
-    """Return a word as texts, and between them the names of its variables: every second piece is a name."""
+    """Split a word into texts and, between them, names of its variables: every second piece is a name."""
     return word.split(_MARK)
 
 

@@ -10,12 +10,12 @@ from distmagic.request.systems import named
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return everything that the folder of a job has in it. Raises `UsageError` for what its system has no place for."""
+    """Return all files of a job's folder. Raises `UsageError` for settings that its system does not support."""
     program = [
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
     ]
     own: tuple[File, ...] = _export_of(job).files(job)
-    if job.request.setup:  # it may have a secret in it
+    if job.request.setup:  # it may contain a secret
         own = tuple(replace(file, is_private=not file.is_for_all) for file in own)
     return (text_file("README.md", readme(job)), *own, *program)
 
@@ -33,7 +33,7 @@ def readme(job: ExportedJob) -> str:
 
 def _export_of(job: ExportedJob) -> Any:
     system = named(job.request.system)
-    assert system is not None  # the request has looked for it
+    assert system is not None  # checked by the request
     return system.part("export")
 
 

@@ -1,9 +1,8 @@
-"""Finds the first collective call in which the ranks of a process group part. Pure.
+"""Finds the first collective call at which the ranks of a process group diverge. Pure.
 
     Stacks of ranks  --parting-->  Parting: the ranks made different calls, some wait for others, or all wait together
 
-Ranks of a group have to make the same calls in the same order. Of a group whose calls the ranks have not all recorded,
-nothing is said about those that are not known any more.
+Ranks of a group must make the same calls in the same order. Calls that are no longer recorded are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Literal
 
 from distmagic.remote.wire.protocol import CallRecord, GroupRecord, Stacks
 
-# Of these calls ranks may rightly take different sizes.
+# In these calls, ranks may use different sizes.
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")  # how their names begin
 
 _Group = tuple[str, str, str]  # name, ranks, backend
@@ -22,7 +21,7 @@ _Group = tuple[str, str, str]  # name, ranks, backend
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Ranks that made the same call, in words: `broadcast [4]`. `waits`: at least one of them is in it still."""
+    """Ranks that made the same call, as text: `broadcast [4]`. `waits`: at least one of them is still in it."""
 
     ranks: tuple[int, ...]
     call: str
@@ -31,10 +30,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first call, by its number, in which the ranks of a group part.
+    """The first call, by its number, at which the ranks of a group diverge.
 
-    `kind`: they made "different" calls, those that stand out last in `sides`; or all of the one side wait, for the
-    ranks in `missing` that are "behind"; or, with none of them missing, "together". `waits_s`: for how long.
+    `kind`: "different": they made different calls, the unusual ones last in `sides`; "behind": all ranks of one side
+    wait for those in `missing`; "together": all wait, and none is missing. `waits_s`: for how long.
     """
 
     kind: Literal["different", "behind", "together"]
@@ -46,9 +45,9 @@ class Parting:
 
 
 def parting(answers: Iterable[Stacks]) -> Parting | None:
-    """Return where ranks part, by what they answered or have left; None where nothing shows it.
+    """Return where ranks diverge, by their recorded calls; None if the records show nothing.
 
-    Of several groups that one counts in which calls differ, then one whose missing ranks wait for nobody themselves.
+    Of several groups, one with different calls is preferred, then one whose missing ranks themselves wait for no other.
     """
     groups: dict[_Group, dict[int, GroupRecord]] = {}
     told = []
@@ -93,7 +92,7 @@ def _parting_of(
         is_waited_in = any(not call.is_over for call in there.values())
         sides = _sides(there)
         if number < first and not (missing and is_waited_in):
-            continue  # not all know it any more
+            continue  # no longer recorded by all
         if len(sides) > 1:
             return Parting(kind="different", number=number, group=group, sides=sides)
         if not is_waited_in or not (missing or number == max(last.values())):
@@ -110,7 +109,7 @@ def _parting_of(
 
 
 def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
-    """Return who made which call: the most ranks first, and of as many those with the lowest rank."""
+    """Return which ranks made which call: largest group first, then by lowest rank."""
     together: dict[tuple[str, str], list[int]] = {}
     for rank, call in sorted(made.items()):
         sizes = "" if call.name.startswith(_UNEVEN) else call.sizes
@@ -127,7 +126,7 @@ def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
 
 
 def _members(ranks: str) -> Collection[int] | None:
-    """Return the ranks of `0-3,8`, None for all; none of what is no such text."""
+    """Return the ranks of `0-3,8`, None for all; an empty collection for an invalid text."""
     if not ranks:
         return None
     found: set[int] = set()

@@ -1,6 +1,6 @@
-"""Tells a rank's success, its own failure, and the echo of another rank's failure from each other. Pure.
+"""Distinguishes a rank's success, its own failure, and a failure caused by another rank's. Pure.
 
-Of failures that everybody meets it says what to do. The patterns match the texts of torch, CUDA and HIP.
+It also has advice for common failures. The patterns match error messages of torch, CUDA and HIP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ECHOES = (
     "remote process exited",
     "ncclremoteerror",
 )
-# What to do about errors of torch that say too little; `{host}` is where the rank was.
+# Advice for unclear errors of torch; `{host}` is the rank's host.
 _CURES = (
     (
         re.compile(
@@ -97,7 +97,7 @@ def is_good(end: Ended) -> bool:
 
 
 def is_echo(end: Ended) -> bool:
-    """Whether the rank failed because a peer was gone, by the words of gloo and NCCL."""
+    """Whether the rank failed because a peer was gone, judged by messages of gloo and NCCL."""
     if end.failure is None:
         return False
     message = end.failure.message.lower()
@@ -105,19 +105,19 @@ def is_echo(end: Ended) -> bool:
 
 
 def is_by_sigterm(end: Ended) -> bool:
-    """Whether SIGTERM ended the rank: torchrun and the agent ask so."""
+    """Whether SIGTERM ended the rank: torchrun and the agent send it."""
     return end.outcome == "signalled" and end.code == -signal.SIGTERM
 
 
 def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:
-    """Whether a rank's process failed by itself after the rank had ended well."""
+    """Whether a rank's process failed by itself after the rank had succeeded."""
     if end is None or exit_ is None or not is_good(end):
         return False
     return exit_.code not in (0, -signal.SIGTERM)
 
 
 def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
-    """Return what to do about an error of torch that says too little, or about a name that is not there; "" for nothing.
+    """Return advice for an unclear error of torch, or for a missing name; "" for none.
 
     `stays`: the rank keeps the names of earlier cells.
     """
@@ -138,7 +138,7 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
 
 
 def assertion_in_words(text: str, stderr: Iterable[str]) -> str:
-    """Return which assertion of a kernel has failed, "" for other errors: CUDA writes it to stderr alone."""
+    """Return the failed assertion of a GPU kernel, "" for other errors: CUDA only writes it to stderr."""
     if "device-side assert" in text:
         for line in stderr:
             if found := _ASSERTION.search(line):

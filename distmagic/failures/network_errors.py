@@ -1,6 +1,6 @@
-"""Says in words which host could not reach which, from connection errors of gloo, NCCL and torch's store. Pure.
+"""Explains from connection errors of gloo, NCCL and torch's store which host could not reach which. Pure.
 
-The patterns match the texts of these libraries. None of them names a host as its user does; most give only an address.
+The patterns match messages of these libraries. None of them has the user's name of a host; most only have an address.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
-_LATE = "no connection in time"  # torch's store goes on trying, whatever the answer was
-_ABORTED = (
-    "the connection was aborted"  # NCCL says so after it was refused again and again
-)
+_LATE = "no connection in time"  # torch's store keeps trying, whatever the answer
+_ABORTED = "the connection was aborted"  # NCCL's message after repeated refusals
 _NAMELESS, _LOST = "its name can't be resolved", "lost"
 _NO_INTERFACE = "no interface"
-_CAUSES = (  # the first that matches counts; a text may match several, so the particular ones come first
+_CAUSES = (  # the first match counts; a text may match several, so specific ones come first
     (
         _NO_INTERFACE,
         r"no socket interface found|unable to find interface|no interface found",
@@ -74,7 +72,7 @@ _ENDED = "the process at the other end ended, or the network failed"
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkTrouble:
-    """A failed connection: why, and the peer's address and port ("" and None where the error does not name them)."""
+    """A failed connection: the reason, and the peer's address and port ("" and None if the error has none)."""
 
     why: str
     address: str = ""
@@ -82,7 +80,7 @@ class NetworkTrouble:
 
 
 def trouble(text: str) -> NetworkTrouble | None:
-    """Return what a library's error text says of a connection, None if it is of something else."""
+    """Return the connection error in a library's message, None if it is about something else."""
     text = text[:20_000]
     if not _LIBRARIES.search(text):
         return None  # the user's own sockets
@@ -94,9 +92,9 @@ def trouble(text: str) -> NetworkTrouble | None:
 
 
 def _place(text: str, near: int) -> tuple[str, int | None]:
-    """Return the address and port written nearest to a place in the text, on its own line at best.
+    """Return the address and port nearest to a position in the text, preferably on the same line.
 
-    A line may have this end's own address, too, which counts where there is no other.
+    A line may also have this end's own address, which is only used if there is no other.
     """
     start = text.rfind("\n", 0, near) + 1
     line = text[start:].partition("\n")[0]
@@ -120,10 +118,10 @@ def _place(text: str, near: int) -> tuple[str, int | None]:
 def in_words(
     text: str, stderr: Sequence[str], host: str, names: Mapping[str, str]
 ) -> str:
-    """Return what an error of a rank on `host` says of a connection and what to do about it, "" for nothing.
+    """Return an explanation of a connection error of a rank on `host`, with advice; "" for none.
 
-    `text` is the exception's, `stderr` are lines of stderr, where the libraries tell what they leave out of exceptions.
-    `names` are {address or name of its own: the host as the user named it}.
+    `text` is the exception's message, `stderr` has lines of stderr, which contain details that exceptions lack. `names`
+    maps each host's address or own name to the user's name for it.
     """
     found = _sharpened(trouble(text), stderr)
     if found is None:
@@ -139,14 +137,14 @@ def in_words(
 
 
 def is_of_a_peer(words: str) -> bool:
-    """Whether words of `in_words` say that a connection was lost, as it is when a peer ends."""
+    """Whether a text from `in_words` is about a lost connection, as when a peer ends."""
     return _ENDED in words
 
 
 def _sharpened(
     found: NetworkTrouble | None, stderr: Sequence[str]
 ) -> NetworkTrouble | None:
-    """Return `found` with what stderr adds: NCCL names the peer only there, torch's store the reason.
+    """Return `found` with details from stderr: only there NCCL names the peer, and torch's store the reason.
 
     `stderr` are the lines of stderr.
     """
@@ -161,7 +159,7 @@ def _sharpened(
 
 
 def _troubles_in(mark: str, stderr: Sequence[str]) -> list[NetworkTrouble]:
-    """Return the troubles of the lines with `mark` in them, where a line names the peer, or needs none."""
+    """Return the errors in lines that contain `mark` and name the peer, or need none."""
     troubles = []
     for line in stderr:
         found = trouble(line) if mark in line else None

@@ -28,7 +28,7 @@ from distmagic.transports.channel import Channel
 TICK_S = 0.1
 _HELLO_S = 10.0
 _BACKLOG = 128
-# Of one text of an error, in JSON: five of them fit into a message.
+# Limit of one text of an error, in JSON: five of them fit into a message.
 _TEXT_BYTES = 1 << 17
 
 
@@ -40,11 +40,12 @@ class Member:
         self.python = ""
         self.up: Channel | None = None
         self.down: Channel | None = None
-        self.dials = {"up": 0, "down": 0}  # the number of the dial that made each
-        self.cell, self.digest = 0, ""  # the last cell that it has come to
+        # The number of the connection attempt that made each.
+        self.dials = {"up": 0, "down": 0}
+        self.cell, self.digest = 0, ""  # the last cell that it has reached
         self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
         self.has_left = False
-        # Connections of processes: None while they are waited for.
+        # Connections of processes: None while waiting for them.
         self.pieces: dict[tuple[int, str], Channel | None] = {}
 
     @property
@@ -89,7 +90,7 @@ class Arrivals:
             kind = str(hello["for"])
             number = int(hello["process" if "process" in hello else "dial"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
-            channel.close()  # of another distmagic, or gone
+            channel.close()  # of another version, or gone
             return
         if kind in ("stdin", "stdout"):
             key = (number, kind)
@@ -115,7 +116,7 @@ class Arrivals:
             self.changed.notify_all()
         self.tell_outcome(member)
         if before is not None:
-            before.close()  # it has dialled again
+            before.close()  # it has connected again
         if kind == "up":
             self._listen_to(member, channel)
 
@@ -129,12 +130,12 @@ class Arrivals:
                     self.changed.notify_all()
                 self.tell_outcome(member)
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # it is gone, or of another distmagic
+            pass  # it is gone, or of another version
         up.close()
         down = None
         with self.changed:
-            if member.up is up:  # else it was started again
-                # Without its other connection it has not come yet, and dials again.
+            if member.up is up:  # otherwise it was restarted
+                # Without its other connection it has not arrived, and connects again.
                 member.has_left = member.is_there or said is not None
                 if member.is_there:
                     down, member.down = member.down, None
@@ -171,7 +172,7 @@ class Arrivals:
         self._listener.close()
         self._proof.withdraw()
         channels: list[Channel | None] = []
-        with self.changed:  # what comes from now on is closed where it comes
+        with self.changed:  # connections from now on are closed on arrival
             for member in self.members:
                 channels += [member.down, member.up, *member.pieces.values()]
         for member in self.members:

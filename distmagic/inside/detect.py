@@ -16,9 +16,9 @@ def detect(environ: Mapping[str, str]) -> JobNode | None:
     Raises `UsageError` about incomplete or contradicting variables.
     """
     if environ.get(processes.MARK):
-        return None  # a rank of a run of ours
-    # What torchrun has started has its variables and those of the system around it. A SkyPilot cluster on Slurm has
-    # Slurm's variables too, of a step that SkyPilot made. RANK may have been set, from Slurm's variables, for torch alone.
+        return None  # a rank of a distmagic run
+    # A process under torchrun also has the variables of the surrounding system. A SkyPilot cluster on Slurm has Slurm's
+    # variables too, of SkyPilot's step. RANK may have been set from Slurm's variables, only for torch.
     ways = [system.part("inside").place for system in reversed(that_can("inside"))]
     for place_in in (*ways, by_variables):
         found: JobNode | None = place_in(environ)

@@ -20,10 +20,10 @@ from distmagic.remote.system import threads
 from distmagic.transports import dialled, local
 from distmagic.transports.channel import Channel
 
-DIAL_S = 2.0  # for one attempt
+DIAL_S = 2.0  # time limit of one attempt
 _PAUSE_S = 0.2
-_WRONG_S = 10.0  # of answers with another secret, and none with the right one
-# The variables of whoever started this process by hand, and the secret, are nothing for ranks.
+_WRONG_S = 10.0  # time with answers for another secret only
+# Variables of this process's starter, and the secret, are not for ranks.
 _NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 
 
@@ -36,7 +36,7 @@ class Following:
         self._up: Channel | None = None
         self._down: Channel | None = None
         self._outcome: dict[str, Any] | None = None
-        self._why_over = ""  # node 0 is gone, and how
+        self._why_over = ""  # how node 0 was lost
         self._cell = 0
         self._peer = ""
 
@@ -50,7 +50,7 @@ class Following:
             self._dial(time.monotonic() + patience_s)
             threads.begin("following", self._serve)
         assert self._up is not None
-        # Where the connection is broken, `outcome` says so.
+        # If the connection is broken, `outcome` reports it.
         with contextlib.suppress(OSError, ValueError):
             self._up.tell(cell=cell, digest=digest)
 
@@ -58,7 +58,7 @@ class Following:
         """Wait until node 0 sends the outcome of the cell. Raises `Unreachable` if it is gone."""
         with self._changed:
             while self._outcome is None and not self._why_over:
-                self._changed.wait(1.0)  # an interrupt is heard between two of them
+                self._changed.wait(1.0)  # an interrupt takes effect between two waits
             if self._outcome is None:
                 raise Unreachable(
                     self._place.lead,
@@ -75,7 +75,7 @@ class Following:
             self._up.close()
             self._down.close()
 
-    # ---- dialling
+    # ---- connecting
 
     def _dial(self, end_s: float) -> None:
         """Open both lasting connections, once node 0 listens. Raises `Unreachable`."""
@@ -163,7 +163,7 @@ class Following:
                     )
                 elif "outcome" in said:
                     with self._changed:
-                        # Else that of an earlier one.
+                        # Otherwise of an earlier one.
                         if said["cell"] == self._cell:
                             self._outcome = said["outcome"]
                             self._changed.notify_all()

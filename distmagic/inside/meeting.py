@@ -16,8 +16,8 @@ from distmagic.inside.proof import SharedSecret
 from distmagic.transports.channel import Channel
 from distmagic.transports.dialled import DialledTransport
 
-ANSWER_S = 20.0  # for a node to make the connections of a process
-_TELL_S = 3.0  # before somebody is told that a node is waited for
+ANSWER_S = 20.0  # time for a node to make the connections of a process
+_TELL_S = 3.0  # after this time the user sees which node is missing
 
 
 class Meeting:

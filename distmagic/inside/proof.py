@@ -69,7 +69,7 @@ class SharedHome(SharedSecret):
     def __init__(self, place: JobNode) -> None:
         self._place = place
         self._offered = ""  # by node 0
-        self._is_known = False  # what node 0 has written
+        self._is_known = False  # whether node 0's text is known
 
     def door(self, listener: socket.socket) -> mutual_tls.Handshakes:
         """Write a secret, and return an object that accepts peers that have read it. Raises `UsageError`."""
@@ -91,7 +91,7 @@ class SharedHome(SharedSecret):
             self._is_known = True
         try:
             return super().wrap(plain)
-        except WrongSecret:  # that of an earlier node 0: look again
+        except WrongSecret:  # the text of an earlier node 0: read it again
             self._is_known = False
             raise
 

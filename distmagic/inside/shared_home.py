@@ -18,7 +18,7 @@ from pathlib import Path
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
 
-# As /proc/self/mountinfo calls them. Containers see their own disk as overlay, a node's disk is ext4, xfs, tmpfs, ...
+# Names in /proc/self/mountinfo. Containers have their own disk as overlay, a node's disk is ext4, xfs, tmpfs, ...
 NETWORK_TYPES = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "orangefs", "pvfs2", "afs", "cifs", "smb3",
      "gfs2", "ocfs2", "glusterfs", "9p", "virtiofs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs",
@@ -26,7 +26,7 @@ NETWORK_TYPES = frozenset(
 )  # fmt: skip
 _MOUNTS = Path("/proc/self/mountinfo")
 _LONGEST = 1024
-_KEPT_S = 30 * 86400.0  # of a node 0 that was killed; jobs are shorter
+_KEPT_S = 30 * 86400.0  # for the file of a killed node 0; jobs are shorter
 
 
 def is_there(mounts: Path = _MOUNTS) -> bool:

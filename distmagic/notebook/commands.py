@@ -30,7 +30,7 @@ from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.settings import Notebook
 from distmagic.request import flag_parser, flags
 
-_TEXT_COLUMN = 52  # of the usage text, where the explanations begin
+_TEXT_COLUMN = 52  # column of the usage text in which the explanations start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +363,7 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
         return None
     command = find(words[0], is_terminal=is_terminal)
     rest = list(words[1:])
-    # What follows a script is its own.
+    # All words after a script belong to it.
     if command.name != "run" and not {"-h", "--help"}.isdisjoint(rest):
         print(_usage_of(command, is_terminal=is_terminal))
         return None

@@ -14,9 +14,9 @@ from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS, ON_DISCONNECT
 from distmagic.request.systems import systems, that_can
 
-# The second for notebooks in which another extension owns the first.
+# The second name is for notebooks in which another extension has the first.
 MAGICS = ("distributed", "distmagic")
-RANKS = "ranks"  # of cells alone
+RANKS = "ranks"  # only a cell magic
 _VALUES = {
     "--nproc-per-node": SLOT_WORDS,
     "--rdzv-backend": BACKENDS,
@@ -55,7 +55,8 @@ def _flags_of(command: Subcommand) -> list[str]:
     return ["--hosts", *flags] if command.takes_way else flags
 
 
-# What may stand in a place behind a subcommand, of the words behind it, the last one being typed. Any other word is itself.
+# Completions for a position after a subcommand, from the words before it and the one being typed. Any other word is
+# offered unchanged.
 _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
     "hosts": _of_hosts,
     "host": lambda _, names: names.hosts(),

@@ -19,7 +19,7 @@ from distmagic.request.hosts import Host
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
 
-_COLLECTIVES_S = 600.0  # of last resort: hosts may start slowly
+_COLLECTIVES_S = 600.0  # a generous limit: hosts may start slowly
 
 
 def doctor(line: CommandLine) -> Report:
@@ -31,8 +31,8 @@ def doctor(line: CommandLine) -> Report:
 
     notebook, hosts = line.notebook, known_hosts(line)
     access = line.request.access
-    if access.connect_timeout_s == CONNECT_TIMEOUT_S:  # nobody has chosen it
-        # This machine takes its time for many.
+    if access.connect_timeout_s == CONNECT_TIMEOUT_S:  # the user has not set it
+        # This machine needs more time for many hosts.
         seconds = max(CONNECT_S, min(len(hosts) / 4, CONNECT_TIMEOUT_S))
         access = replace(access, connect_timeout_s=seconds)
         line = replace(line, request=replace(line.request, access=access))
@@ -69,7 +69,7 @@ def _with_collectives(
             measure,
             hosts=[replace(host, slots=1) for host in hosts],
             access=replace(line.notebook.access(line.request, hosts), cold=True),
-            screen=NoScreen(),  # the report is what is printed, and may be read by a program
+            screen=NoScreen(),  # only the report is printed, possibly for a program
             timeout_s=_COLLECTIVES_S,
             name=name,
         )

@@ -32,7 +32,7 @@ def get(line: CommandLine) -> None:
     """Download a file, a folder with all its files, or all files that match a pattern; print their new paths."""
     above, pattern = split_pattern(line.words[1])
     to = os.path.expanduser(line.words[2] if line.words[2:] else ".")
-    # Python leaves the home of an unknown user as it is; a folder of that name invites `rm -rf ~`.
+    # Python leaves `~name` of an unknown user unchanged; a folder of that name invites `rm -rf ~`.
     if to.startswith("~"):
         raise UsageError(
             f"%distributed get: no user of this machine has the home of {to}.",
@@ -124,7 +124,7 @@ def env(line: CommandLine) -> None:
         print(sanitize.lines(f"note: {note}"))
     notebook = line.notebook
     hosts = known_hosts(line)
-    # The Python that makes an environment is never one that was synced before.
+    # An environment is never made with a Python from an earlier sync.
     access = notebook.access(line.request, hosts, synced=False)
     first_links = notebook.session().reach(hosts, access, line.asker)
     show = partial(_show_progress, {})

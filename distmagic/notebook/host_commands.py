@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distmagic.session.housekeeping import Housekeeping
 
 VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
-# What the Tab key offers behind `%distributed hosts`.
+# Completions after `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
 
 

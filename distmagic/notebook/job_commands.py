@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
     line.notebook.listed = all_jobs(line)
-    # Those in the background that wait for devices: no host knows of them yet.
+    # Background runs that wait for devices: hosts do not know them yet.
     running = line.notebook.session().background.running
     waiting = [run.state for run in running if run.state.phase == "waiting"]
     print(table(line.notebook.listed, _owner(), waiting))
@@ -157,7 +157,7 @@ def add(line: CommandLine) -> None:
             f"{host} has joined {job.name} as node {node_rank}; its ranks start after the next rendezvous"
         )
 
-    # The first host counts the nodes, so it is reached as well.
+    # The first host assigns node numbers, so it is connected to as well.
     line.housekeeping.add(reach(line, (known[0], *new), job.name), job, tell)
 
 
@@ -216,7 +216,7 @@ def logs(line: CommandLine) -> None:
             "Ranks are counted from 0; -1 is torchrun itself.",
         )
     text = text or f"rank {rank} of {job.name} has written nothing"
-    # What follows in a terminal has its own colours.
+    # Later text in a terminal must not inherit colours.
     print(sanitize.closed(sanitize.log(text).removesuffix("\n")))
 
 
@@ -292,7 +292,7 @@ def clean(line: CommandLine) -> None:
             f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
         )
     print(table([job], _owner()))
-    # As what it was shown: a host that knows it as another one's keeps it.
+    # By the shown owner, so that a host with another record keeps it.
     first_links = reach(line, known_hosts(line))
     freed = line.housekeeping.remove(first_links, [job], job.terms.owner)
     print(f"removed: {freed / 1e6:,.1f} MB")

@@ -37,7 +37,7 @@ def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
     begun = session.begun_at(job_name)
     if begun is None:
         return here
-    # A job may have come to others since.
+    # An elastic job may have moved to other hosts since.
     later = [host for host in here if host not in (*begun.hosts, LOCALHOST)]
     return (*begun.hosts, *later)
 
@@ -78,12 +78,12 @@ def _listed(line: CommandLine, first_links: FirstLinks) -> tuple[Job, ...]:
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     """Return the jobs on the notebook's hosts, and on hosts where this kernel has started any. See `jobs_of`."""
     session = line.notebook.session()
-    # By the first host, too: other hosts may have another job of that name.
+    # Also by the first host: other hosts may have another job of that name.
     found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}
     asked = {replace(host, slots=None) for host in known_hosts(line)}
     for name in session.begun:
         begun = session.begun_at(name)
-        if begun is None:  # a run in the background has just failed to reach its hosts
+        if begun is None:  # a background run has just failed to connect to its hosts
             continue
         more = [replace(host, slots=None) for host in begun.hosts]
         more = [host for host in more if host not in asked and not host.allocation]

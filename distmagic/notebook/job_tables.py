@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _CALL, _VALUES = 40, 40  # columns
-# States whose own words say little to who has not read how a job is stopped.
+# States whose names mean little to a user.
 _STATES = {
     "gang": "no UDP between hosts",
     "lease": "lease ran out",

@@ -115,7 +115,7 @@ def reject_names_early(shell: InteractiveShell, plan: CellPlan) -> None:
     for statement in plan.local:
         for node in notebook_effects.executed(statement):
             if isinstance(node, ast.Call):
-                return  # it may make any name
+                return  # it may define any name
     made = [one.name for one in plan.local if isinstance(one, _NAMED)]
     found = names_evaluated(plan).keys() - names_wanted(plan).keys()
     _reject_names(plan, {*shell.user_ns, *made, *found})
@@ -194,7 +194,7 @@ def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
 def _note_on(
     error: BaseException, filename: str, effects: Sequence[LocalEffect]
 ) -> str:
-    """Return a note for an error whose cause is that the notebook is no rank, or lacks what only hosts have; else ""."""
+    """Return a note for an error whose cause is that the notebook is no rank, or lacks something of hosts; else ""."""
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
     frames = traceback.extract_tb(error.__traceback__)

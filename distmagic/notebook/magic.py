@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from distmagic.staying.ranks import Ranks
 
 _ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
-_SCRIPT_NAME = "cell.py"  # of a cell that runs as a whole
+_SCRIPT_NAME = "cell.py"  # name of a whole cell as a script
 _OWN_LINES = "running the cell's own lines here"
 _OWN_LINES_FAILED = (
     "nothing was started: the cell's own lines did not come to their end"
@@ -80,7 +80,8 @@ class Magics:
         self.shell = shell
         self.config = settings_of(shell)
         self.notebook = Notebook(shell, self.config, open_session)
-        self._noted: set[tuple[str, int, str]] = set()  # changes of libraries
+        # Library changes that were shown.
+        self._noted: set[tuple[str, int, str]] = set()
         self.matcher = _matcher(
             Completer(hosts=self.notebook.host_names, jobs=self.notebook.job_names)
         )
@@ -161,7 +162,8 @@ class Magics:
             ranks = self._start_ranks(request, plan, can_type=screen.can_type())
         else:
             self._check_same(request, ranks)
-        self.notebook.ranks.pop(request.stay, None)  # the last one is used next
+        # Moves it to the end, as the last one used.
+        self.notebook.ranks.pop(request.stay, None)
         self.notebook.ranks[request.stay] = ranks
         run_names.keep(self.shell, request.stay, ranks)
         own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
@@ -257,9 +259,9 @@ class Magics:
                 with announcing(screen, what, _OWN_LINES_FAILED):
                     return self._payload(plan, request, asker)
 
-            # When the cell is over nobody is there to answer.
+            # The user may be away when the cell is over.
             of_run = NotebookAsker(can_ask=False) if request.background else asker
-            # Connections take seconds, so they are begun before the cell's own statements run.
+            # Connecting takes seconds, so it starts before the cell's own statements run.
             wanted = request.allocation or hosts
             return place_of(session, wanted, access, of_run, request.spec).run(
                 partial(self.notebook.screen, in_background=request.background),
@@ -455,7 +457,7 @@ def load_ipython_extension(
     for name in MAGICS[1:] if owner else MAGICS:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):
             shell.register_magic_function(magic, kind, name)
-        # What IPython looks for where `%%distributed` does not begin the cell.
+        # A marker that IPython uses if `%%distributed` is not the first magic of the cell.
         shell.register_magic_function(magics.late, "line", f"%{name}")
     shell.register_magic_function(magics.ranks, "cell", RANKS)
     shell.register_magic_function(magics.late, "line", f"%{RANKS}")

@@ -50,7 +50,7 @@ def _run_program(line: CommandLine) -> object:
             "--background is for a notebook, and this command ends with its run.",
             "Leave it out; --detach lets a job continue without this command.",
         )
-    # Only now: a wrong word is told at once, without the time that these take.
+    # Late import: a wrong word is reported without waiting for it.
     from distmagic.runner import interrupts
     from distmagic.session import dry_run, exporting, programs
 
@@ -91,7 +91,7 @@ def _run_program(line: CommandLine) -> object:
         return None
     ends: AbstractContextManager[None] = nullcontext()
     if is_terminal and request.spec.on_disconnect != "keep":
-        # Whoever ends this command ends its ranks, too.
+        # A signal that ends this command also ends its ranks.
         ends = interrupts.from_signal(signal.SIGTERM)
     with ends:
         return run_names.bound(notebook.shell, names, start)

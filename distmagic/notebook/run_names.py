@@ -48,7 +48,7 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
         return
     shell.push({LAST_RUN: run}, interactive=False)
     for name in names:
-        if name not in variables:  # where this fails, the run is `_run`
+        if name not in variables:  # if this fails, the run is assigned to `_run`
             exec(f"{name} = {LAST_RUN}", shell.user_global_ns, shell.user_ns)  # noqa: S102  # the cell asks for it
     if names:
         shell.user_ns.pop(LAST_RUN, None)

@@ -206,7 +206,7 @@ class Notebook:
 
     def close(self) -> None:
         """End the playground and the connections; both may be used again afterwards."""
-        # Connections first: a host that ends while it is connected would look lost.
+        # Connections first: otherwise a host that ends would look lost.
         session, self._session = self._session, None
         if session is not None:
             session.close()

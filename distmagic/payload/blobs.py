@@ -18,7 +18,7 @@ from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import Blob
 
-_TOUCH_S = 30.0  # between two touches of files that are in use
+_TOUCH_S = 30.0  # pause between two touches of files in use
 
 
 @dataclass(frozen=True, kw_only=True)

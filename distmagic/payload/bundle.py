@@ -50,14 +50,14 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
-# Only a task of a platform without channels needs these: `with_task`.
+# Only needed by a task on a platform without channels: `with_task`.
 _OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
 CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
-# No start waits for these.
+# Not needed at the start of a process.
 _WITHOUT_BYTE_CODE = (
-    "distmagic/remote/contact/boot.py",  # it has come before, as text
+    "distmagic/remote/contact/boot.py",  # it was sent before, as text
     "distmagic/remote/contact/blob_server.py",
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/contact/mutual_tls.py",
@@ -68,13 +68,13 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/values/decorated.py",
     "distmagic/remote/system/hardware.py",
 )
-# These write to chats and windows, with packages that a host without tqdm hardly has.
+# Bars of tqdm for chats and windows, whose packages a host without tqdm hardly has.
 _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
 
 def build() -> blobs.LocalBlob:
     """Return the bundle, stored in this machine's folder of blobs. Equal installed files give equal bytes."""
-    with _BUILDING:  # all hosts are reached at once
+    with _BUILDING:  # all hosts are connected to at once
         bundle = _built()
         try:
             os.utime(bundle.path)  # so that `expiry.expire` spares a bundle in use
@@ -107,7 +107,7 @@ def _files() -> dict[str, Path]:
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
         name = file.relative_to(here).as_posix()
-        # It travels as text, before the bundle.
+        # It is sent as text, before the bundle.
         is_keeper = file.parent.name == "keeper"
         if name not in _OF_TASKS and not is_keeper:
             files[f"distmagic/{name}"] = file
@@ -154,8 +154,8 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
         data[name] = path.read_bytes()
     for name, path in files.items():
         if name.startswith("distmagic/") and name not in _WITHOUT_BYTE_CODE:
-            # A file's byte code as zipimport takes it: by the file's hash, which nobody has to check.
-            # Its frames are those of `name`, whatever place the file has here.
+            # A file's byte code in zipimport's format: identified by the file's hash, unchecked. Its frames have the
+            # file name `name`.
             code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
             assert code is not None
             flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
@@ -164,7 +164,7 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
                 + flags
                 + importlib.util.source_hash(path.read_bytes())
             )
-            # 2: the same bytes whoever else holds on to the constants.
+            # 2: the same bytes, independent of other references to the constants.
             data[f"{name}c"] = head + marshal.dumps(_shortened(code, name), 2)
     made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
     with atomic_write(note) as file:

@@ -14,7 +14,7 @@ from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.remote.records import places
 
 MAX_FILES = 100_000
-# At the top of a folder: keys and passwords of the user's, and what distmagic keeps. No host is to have them.
+# At the top of a folder: the user's keys and passwords, and distmagic's own files, which are never sent.
 _PRIVATE = {
     ".ssh",
     ".aws",
@@ -93,7 +93,7 @@ def _look(root: Path) -> Contents:
         with os.scandir(here) as entries:
             there = sorted(entries, key=lambda entry: entry.name)
         if inner and any(entry.name == "pyvenv.cfg" for entry in there):
-            continue  # a virtual environment, whose paths are of this machine
+            continue  # a virtual environment, whose paths only exist on this machine
         if inner and not there:
             found.folders.append(inner)
         for entry in there:
@@ -133,7 +133,7 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
     if entry.is_file(follow_symlinks=False):
         found.files[path] = file_of(here)
     elif entry.is_symlink():  # else a socket, a pipe, a device
-        target = os.path.realpath(here)  # of links in a circle: one of them
+        target = os.path.realpath(here)  # for links in a cycle: one of them
         if Path(target).is_relative_to(root):
             found.links[path] = os.path.relpath(target, here.parent)
         else:

@@ -35,7 +35,7 @@ class LocalModule:
     name: str
     file: Path | None = None
     places: tuple[Path, ...] = ()
-    at: str = ""  # the folder below the working directory that gets it, "" for itself
+    at: str = ""  # its folder below the working directory, "" for that directory itself
 
     @property
     def root(self) -> Path:
@@ -87,7 +87,7 @@ def loaded_by_path() -> list[str]:
             continue
         if module.__name__ != name or is_installed(file):
             continue
-        # A new import of its package may find what is loaded: an editable install may name its folder.
+        # A new import of its package may find the loaded one: an editable install may name its folder.
         top = _top(name)
         specs = (finder.find_spec(top, None) for finder in sys.meta_path)
         spec = next(filter(None, specs), None)
@@ -119,7 +119,7 @@ def imports_of_text(text: str | bytes) -> tuple[str, ...]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return ()  # perhaps no rank imports this file of the package; one that does gets the error
+        return ()  # maybe no rank imports this file of the package; one that does gets the error
     names = []
     for node in ast.walk(tree):
         names += imports_of_statement(node)

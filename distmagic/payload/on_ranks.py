@@ -26,11 +26,11 @@ from distmagic.payload.local_modules import (
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.notebook_effects import ENVIRON, acts, dotted
 
-# Without one of these a text need not be parsed.
+# A text without any of these need not be parsed.
 _WORDS = re.compile(
     rb"environ\b|putenv|unsetenv|load_dotenv|run_line_magic|spawn|start_processes|notebook_launcher|ddp_"
 )
-_UNKNOWN = ""  # the name of an import that its text doesn't show
+_UNKNOWN = ""  # the name of an import that can't be determined
 _IMPORTERS = ("import_module", "__import__")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
 _STARTERS = ("spawn", "start_processes")
@@ -38,7 +38,7 @@ _STRATEGY = re.compile("ddp_(notebook|spawn|fork)")  # of Lightning
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
 
-# A name for the user, the text, and the lines of it that ranks run: None for all.
+# A display name, the text, and the lines of it that ranks run: None for all.
 Text = tuple[str, str | bytes, Container[int] | None]
 
 
@@ -81,7 +81,7 @@ class _Order:
             called = dotted(node.func)
             if called.rpartition(".")[2] in _IMPORTERS:
                 self.imports.append((text, 0, _UNKNOWN))
-            # A function of Python's own calls none of the program's.
+            # Functions of Python itself call none of the program's.
             may_set = called.partition(".")[0] not in sys.stdlib_module_names
             if may_set and not is_in_function:
                 self.calls[text] = min(line, self.calls.get(text, line))
@@ -207,7 +207,7 @@ def of_program(start: Path, folder: Path) -> Iterator[Text]:
 
 
 def _sets_variable(node: ast.AST) -> bool:
-    # Under another name `os.environ` may be changed unseen.
+    # Under another name, `os.environ` may be changed unnoticed.
     if isinstance(node, ast.Assign):
         return dotted(node.value) in ENVIRON
     if isinstance(node, ast.Call) and dotted(node.func) in _MORE_SETTERS:

@@ -108,7 +108,7 @@ def pack_call(
     source = None
     if other is not None:
         source = SourceForm(other.version, code if is_of_cell else None, title)
-    # The names of the notebook or program that makes the call.
+    # Names of the notebook or program that makes the call.
     function = thunk.func if isinstance(thunk, partial) else thunk
     names: Mapping[str, object] = getattr(function, "__globals__", {})
     if names.get("__name__") != "__main__":
@@ -141,7 +141,7 @@ def pack_call(
     return Payload(
         call=call,
         code=write_code(found, texts, labels, shown),
-        # Equal files once.
+        # Equal files only once.
         side_files=tuple(
             _local(one.sha256, one.size_bytes) for one in dict.fromkeys(seen.side_files)
         ),

@@ -19,7 +19,8 @@ from distmagic.remote.values.call import Script
 from distmagic.remote.values.pickling import Seen
 from distmagic.request.flags import Program
 
-_MODULES = ".local-modules"  # below the working directory: what a program imports from elsewhere on this machine
+# below the working directory: modules that a program imports from elsewhere on this machine
+_MODULES = ".local-modules"
 
 
 def pack_program(
@@ -71,7 +72,7 @@ def _folder(
     if script is not None:
         own = script.parent
     elif top.is_dir() or top.with_name(f"{top.name}.py").is_file():
-        own = current  # else hosts have it installed
+        own = current  # otherwise hosts have it installed
     if own == current or (own is not None and not own.is_relative_to(current)):
         return own
     return current if may_travel(current, limit_bytes) else own
@@ -93,7 +94,7 @@ def _modules(
     for one in found(names, own, current):
         root, place = one.root.resolve(), _MODULES
         if root == own:
-            continue  # Python finds it by itself
+            continue  # Python finds it without help
         if folder is not None and root.is_relative_to(folder):
             place = posixpath.join(at, root.relative_to(folder).as_posix())
             modules.append(one)

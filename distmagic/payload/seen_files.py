@@ -13,7 +13,7 @@ from pathlib import Path
 from distmagic.remote.system.processes import up_s
 
 _Look = tuple[int, int, int]
-# Each with the moment, by `up_s`, from which on it has looked so.
+# Each with the time, by `up_s`, since which it was unchanged.
 _SEEN: dict[Path, tuple[_Look, float]] = {}
 
 
@@ -38,13 +38,13 @@ def is_edited(path: Path, began_unix_s: float, began_up_s: float) -> bool:
         status = path.lstat()
     except FileNotFoundError:
         return False
-    # What is sent has no link in its path.
+    # Paths of sent files contain no links.
     real = path.parent.resolve() / path.name
     seen = _SEEN.get(path.absolute()) or _SEEN.get(real)
     if seen is not None:
         look, since_up_s = seen
         return look != _look(status) or since_up_s > began_up_s
-    # By a clock that was set since, the run began at another time of day.
+    # By a clock that was set meanwhile, the run started at another time of day.
     began_by_now_s = time.time() - (up_s() - began_up_s)
     return status.st_ctime > min(began_unix_s, began_by_now_s)
 

@@ -19,9 +19,9 @@ from distmagic.remote.records import manifest
 from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
 from distmagic.remote.wire.protocol import Blob
 
-_FULL_BYTES = 4 << 20  # of a pack
-_ONE_IN = 64  # files that end a pack
-_MOST_PACKS = 8_000  # their names have to fit into one message
+_FULL_BYTES = 4 << 20  # limit of a pack
+_ONE_IN = 64  # share of files that end a pack
+_MOST_PACKS = 8_000  # all names must fit into one message
 _CHUNK = 1 << 20
 
 

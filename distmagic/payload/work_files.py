@@ -29,7 +29,7 @@ from distmagic.payload.tree import packed
 _IGNORE_FILE = ".distmagicignore"
 _LARGE_BYTES = 50_000_000
 _SNAPSHOTS = (".pt", ".pth", ".ckpt", ".safetensors")
-# The last part of a path, or all of a name, at the end of a string in Python's text.
+# The last part of a path, or a whole name, at the end of a Python string.
 _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
 
@@ -165,7 +165,7 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
 
     An ignore file in the home allows it.
     """
-    home = os.path.expanduser("~")  # as it is where nobody knows this user
+    home = os.path.expanduser("~")  # unchanged if this user is unknown
     if not Path(home).is_absolute() or (folder / _IGNORE_FILE).exists():
         return
     home = os.path.realpath(home)
@@ -206,7 +206,7 @@ def add_module(contents: Contents, module: LocalModule) -> str:
         return path
     for place in module.places:
         contents.add(contents_of(place), path)
-        # Also those that git ignores, such as a generated _version.py.
+        # Including files that git ignores, such as a generated _version.py.
         for file in python_files(place):
             inner = file.relative_to(place).as_posix()
             contents.files[f"{path}/{inner}"] = file_of(file)

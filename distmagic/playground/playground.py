@@ -20,7 +20,7 @@ from pathlib import Path
 from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.hosts import Host
 
-_STOP_S = 15.0  # the server gives commands 5 s to end in peace
+_STOP_S = 15.0  # the server gives commands 5 s to end
 _LOG_BYTES = 4000
 
 
@@ -57,7 +57,7 @@ class Playground:
             self._server.stdin.write(json.dumps([verb, name]).encode() + b"\n")
             self._server.stdin.flush()
         except OSError:
-            pass  # it has ended: there is no answer either
+            pass  # it has ended and will not answer
         answer = self._server.stdout.readline()
         if not answer:
             raise DistmagicError(
@@ -125,7 +125,7 @@ def _when_ready(
         server.stdin.write(json.dumps(order).encode() + b"\n")
         server.stdin.flush()
     except BrokenPipeError:
-        pass  # it has ended already: the end of its log, below, says why
+        pass  # it has already ended: the end of its log, below, has the reason
     text = server.stdout.readline().decode(errors="replace")
     try:
         answer = json.loads(text)
@@ -139,7 +139,7 @@ def _when_ready(
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:
-    # The server imports distmagic from where this kernel has it, which may be no place that Python looks in by itself.
+    # The server imports distmagic from this kernel's place, which may not be on Python's default path.
     paths = [str(Path(__file__).parents[2])]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])

@@ -57,7 +57,7 @@ class SharedByHosts:
     directory: Path
     user: str
     client_key: asyncssh.SSHKey
-    # By process id, until reaped; the event is set when its exit code is there.
+    # By pid, until reaped; the event is set once the exit code is known.
     commands: dict[int, tuple[subprocess.Popen[bytes], asyncio.Event]] = field(
         default_factory=dict
     )
@@ -71,7 +71,7 @@ class SharedByHosts:
             if name in _PASSED_ON or name.startswith("LC_"):
                 kept[name] = value
         if site.ENABLE_USER_SITE:
-            kept["PYTHONUSERBASE"] = site.getuserbase()  # the home is another one
+            kept["PYTHONUSERBASE"] = site.getuserbase()  # the home differs
         client_address, client_port = client
         server_address, server_port = server
         return kept | {
@@ -211,8 +211,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         try:
             await self._run()
         except (OSError, asyncssh.Error):
-            # The channel has gone. The command has got end of file and ends by itself; an error that left this
-            # function would close the whole connection, and with it the client's other channels.
+            # The channel is gone. The command has got end of file and ends by itself; an exception from this function
+            # would close the whole connection, including the client's other channels.
             return
 
     async def _run(self) -> None:
@@ -234,7 +234,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
                 cwd=self._home,
                 start_new_session=True,
             )
-        except OSError as error:  # no home any more, or too many processes
+        except OSError as error:  # the home is gone, or there are too many processes
             self.stderr.write(f"playground: {error}\n".encode())
             self.exit(255)
             return
@@ -334,7 +334,7 @@ def _make_python(folder: Path, python: str) -> None:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container that runs under a number without an entry in passwd
+    except KeyError:  # a container may run with a user ID that is not in passwd
         return f"user{os.getuid()}"
 
 
@@ -352,7 +352,7 @@ def _reap(shared: SharedByHosts) -> None:
 def end_all() -> None:
     """End all processes of the hosts: SIGTERM, and SIGKILL after `GRACE_S`."""
     begun = time.monotonic()
-    # Each process is sent SIGTERM once; a pid alone may be used again.
+    # Each process gets SIGTERM once; a pid alone may be reused.
     terminated: set[tuple[int, int]] = set()
     while left := processes.descendants(os.getpid()):
         past_s = time.monotonic() - begun
@@ -365,7 +365,7 @@ def end_all() -> None:
             elif name not in terminated:
                 terminated.add(name)
                 processes.send(process, signal.SIGTERM)
-                processes.send(process, signal.SIGCONT)  # of a frozen host
+                processes.send(process, signal.SIGCONT)  # for a frozen host
         time.sleep(0.02)
         processes.reap()
 

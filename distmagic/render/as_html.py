@@ -34,10 +34,10 @@ _STATE_COLOURS = {
     "running": "#2f7fd6", "done": "#2f9e57", "failed": "#d9453d", "lost": "#d9453d",
     "slow": "#d98a1e", "stalled": "#d98a1e", "reconnecting": "#d98a1e",
 }  # fmt: skip
-_FEW_HOSTS = 4  # whose hardware is shown at once; that of more hosts is to be unfolded
+_FEW_HOSTS = 4  # their hardware is shown at once; that of more hosts is collapsed
 _NOTE = 60
 _TRACEBACK_LINES = 80
-_TRACEBACK_CHARS = 400  # of one line
+_TRACEBACK_CHARS = 400  # characters of one line
 
 
 def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:

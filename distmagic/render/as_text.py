@@ -14,7 +14,7 @@ from distmagic.render.text_width import cut, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
 
 _MIN_NOTE = (
-    12  # columns; a note with less room is left out: the alerts tell the same in full
+    12  # columns; a narrower note is left out, because the alerts have the full text
 )
 _MAX_LINE = 300  # characters of one line of output
 _MARKS = {"error": "✗", "warning": "!", "info": "·"}

@@ -11,7 +11,7 @@ from distmagic.state.model import RunState
 from distmagic.state.series import Bin
 
 _MAX_CHARTS = 30
-# Bins of all curves together; a line has at least and at most so many.
+# Limits for the bins of all curves, and for one line.
 _POINTS_OF_ALL = 4000
 _FEWEST_POINTS, _MOST_POINTS = 16, 100
 

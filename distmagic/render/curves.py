@@ -15,17 +15,17 @@ from distmagic.state.model import RunState
 from distmagic.state.phases import ALIVE
 from distmagic.state.series import Bin, places
 
-MAX_LINES = 8  # ranks with a line of their own
+MAX_LINES = 8  # ranks with their own line
 _MAX_CURVES = 8
 _POINTS = 100  # bins of one line
 _BINS = 60  # of the band of many ranks
-_BAND_BINS = 20_000  # of all ranks together, that a band is made of
-_COLUMNS = 60  # places of a drawing over which a pointer shows values
-_SPARK = 24  # signs of a curve in text
+_BAND_BINS = 20_000  # for all ranks of a band
+_COLUMNS = 60  # positions at which a pointer shows values
+_SPARK = 24  # characters of a curve as text
 _SIGNS = "▁▂▃▄▅▆▇█"
-# An axis is logarithmic where the max is so many times the min, and half of the curve lies in this part at the bottom.
+# An axis is logarithmic if the max is so many times the min, and half of the curve is in this lowest part.
 _LOG_FROM, _FLOOR = 100, 0.05
-_WIDE, _HIGH = 800, 200  # of the drawing's own units
+_WIDE, _HIGH = 800, 200  # the drawing's coordinate system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +294,7 @@ def sparkline(line: Sequence[Bin], last: float) -> str:
 def x_words(value: float, curve: Curve) -> str:
     """Return an x of a curve as text."""
     if curve.by_step:
-        return f"step {q.count(round(value))}"  # a bin may stand between two
+        return f"step {q.count(round(value))}"  # a bin may be between two
     return q.duration(value)
 
 
@@ -315,7 +315,7 @@ def joined(curve: Curve) -> list[Bin]:
             latest = bins.get(x, latest)
             if latest is None:
                 continue
-            # Its own bins count beyond its reach too: it has gone back where it went on from a snapshot.
+            # Its bins after its reach count too: it went back to a snapshot.
             if x in bins or (x <= reach and not _has_hole(holes, x, x)):
                 members[x].append(latest)
     found = []
@@ -339,7 +339,7 @@ def _line_and_band(
     for one in line:
         point = f"{frame.x(one.x)},{frame.y(one.mean)}"
         has_gap = before_x == math.inf or _has_hole(holes, before_x, one.x)
-        # h0, a line of no length, shows where no other point follows.
+        # h0, a line of length zero, shows a single point.
         path += f"M{point}h0" if has_gap else f"L{point}"
         before_x = one.x
     if path:

@@ -14,9 +14,9 @@ from distmagic.state.standstill import idle_hosts
 def notes(state: RunState) -> tuple[str, ...]:
     """Return all notes, one line each, newest last."""
     lone = _lone_ranks(state)
-    # The notices, one that several hosts gave only once: `gpu-a, gpu-b: text`.
+    # The notices; one from several hosts only once: `gpu-a, gpu-b: text`.
     hosts = {node.host for node in state.nodes}
-    table: dict[str, list[str]] = {}  # text: the hosts that gave it
+    table: dict[str, list[str]] = {}  # text: its hosts
     for notice in state.notices:
         host, colon, text = notice.partition(": ")
         if not colon or host not in hosts:

@@ -17,8 +17,8 @@ OUTPUT_LINES = 100
 _MAX_CHARS = 1000  # of one line
 _MAX_BYTES = 60_000  # of all of them
 _MAX_OPEN = 8
-_PATIENCE_S = 10.0  # a start that takes longer than this may want torchrun's words
-# As tqdm draws one; it writes them to stderr, and they are no warnings.
+_PATIENCE_S = 10.0  # after this time torchrun's output may explain a slow start
+# As drawn by tqdm; it writes them to stderr, and they are no warnings.
 _BAR = re.compile(r"\d+%\|.*\| *[\d.]+\w*/[\d.]+\w* \[")
 
 
@@ -68,7 +68,7 @@ def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
 
 def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     """Return the last `lines` lines, and the unfinished ones, in a `<pre>`; "" for none."""
-    # From the last line upward, so that the lines left out for want of room are the oldest.
+    # From the last line upward, so that the oldest lines are left out.
     upward = [_line(line, " dm-open") for line in _open(state)]
     if lines > 0:
         last_lines = shown_lines(state)[-lines:]

@@ -36,9 +36,9 @@ from distmagic.state.standstill import all_still_s, is_worth_saying, still_ranks
 from distmagic.state.verdict import verdict
 
 _MAX_ALERTS = 8
-_LINES_SAID = 12  # of a rank that waits for one
+_LINES_SAID = 12  # for a rank that waits for input
 _PART = re.compile(r"([^\W\d]*)[\s:#=(\[]*(\d{1,6})\s*(?:/|of)\s*(\d{1,6})\b")
-_MAX_NAMES = 4  # of hosts in the head; nobody reads more
+_MAX_NAMES = 4  # host names in the head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,12 +252,12 @@ def _hardware(state: RunState) -> Iterable[tuple[str, ...]]:
         )
 
 
-# ---- what to know
+# ---- alerts
 
 
 def _alerts(state: RunState) -> Iterable[Alert]:
     urgent = [*_failure(state)]
-    if not state.seen_unix_s:  # a run that is over, or seen last, waits for nobody
+    if not state.seen_unix_s:  # a finished run, or one seen last, waits for nothing
         for rank in state.paused:
             urgent.append(Alert(level="info", text=f"{waits_at(state, rank)}."))
     for node in state.nodes:
@@ -272,7 +272,7 @@ def _alerts(state: RunState) -> Iterable[Alert]:
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]
-    yield from newest  # an old notice has been seen; a new one may be of a full disk
+    yield from newest  # an old notice has been seen; a new one may be about a full disk
     more = len(urgent[_MAX_ALERTS:]) + len(notices) - len(newest)
     if more:
         yield Alert(level="warning", text=f"and {more} more notices")
@@ -289,7 +289,7 @@ def _failure(state: RunState) -> Iterable[Alert]:
     if state.first_failure is not None and state.first_failure not in state.workers:
         return
     error = verdict(state)
-    # The user has asked for an interrupt: the head has a word for it, and the cell's error the sentence.
+    # The user has requested an interrupt: the head and the cell's error already show it.
     if error is not None and not isinstance(error, Cancelled):
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
         yield Alert(level="error", text=one_line(error.message), detail=detail)
@@ -359,12 +359,12 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
                 yield Alert(level="warning", text=text)
         lead = plain(state.nodes[0].host)
         for node in state.nodes[1:]:
-            # Else it may only be slow to begin.
+            # Otherwise it may only start slowly.
             if node.gang == "silent" and node.phase == "running":
                 pair = f"{plain(node.host)} and {lead}"
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
                 yield Alert(level="warning", text=text)
-        # Until the lead listens, nothing can be dialled.
+        # Before the lead listens, no node can connect.
         is_open = state.endpoint_open_at_s is not None
         for i, why in sorted(state.unreached.items()) if is_open else ():
             host = plain(state.nodes[i].host)

@@ -11,7 +11,7 @@ from distmagic.remote.wire.protocol import Gpu
 _COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _COUNT_LIMIT = 1e15
 _LONG_S = 1000 * 86_400
-_COMPACT_FROM = 100_000  # counts from here on lose their last digits
+_COMPACT_FROM = 100_000  # larger counts are abbreviated
 
 
 def number(value: float) -> str:

@@ -11,17 +11,16 @@ from distmagic.state.phases import NodePhase, RankPhase
 
 Thing = TypeVar("Thing")
 
-UNFOLDED = 64  # rows of ranks to unfold; of more ranks those that want to be seen most
-# What the state column shows. sent: all of the payload. reconnecting: the connection to a living rank's host broke.
-# waiting: for devices of the host.
-# "": of a row that only counts others.
-# detached, last seen: of a rank that was alive when this notebook saw it last.
+UNFOLDED = 64  # rows of ranks when expanded; of more ranks, the most important ones
+# The values of the state column. sent: the whole payload. reconnecting: the connection to a living rank's host broke.
+# waiting: for devices of the host. "": a row with a count of others. detached, last seen: a rank that was alive when
+# this notebook last saw it.
 ShownPhase = (
     NodePhase
     | RankPhase
     | Literal["sent", "reconnecting", "waiting", "detached", "last seen", ""]
 )
-# Of ranks; first what a user must see first.
+# For ranks; the most important first.
 PHASES: tuple[RankPhase | Literal["reconnecting", "detached", "last seen"], ...] = (
     "failed",
     "lost",
@@ -33,10 +32,10 @@ PHASES: tuple[RankPhase | Literal["reconnecting", "detached", "last seen"], ...]
     "last seen",
     "done",
 )
-_PICKED = 8  # failed ranks, and as many slow ones, that have a row of their own in a large run
-_SLOW = 0.9  # a rank with less than this part of the median's steps is slow,
+_PICKED = 8  # failed ranks, and as many slow ones, with their own row in a large run
+_SLOW = 0.9  # a rank with fewer steps than this fraction of the median is slow,
 _LATE_S = (
-    3.0  # if it needs more than this to get there; ranks don't begin at the same moment
+    3.0  # if it needs more than this to catch up; ranks don't start at the same moment
 )
 
 

@@ -24,13 +24,13 @@ from distmagic.render.text_width import cut, cut_middle, one_line, plain
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import ALIVE, OPENING, meaning_of
 
-MAX_METRICS = 6  # columns; all of them have a curve
-ALL_RANKS = 16  # up to here the table is a row a rank and nothing else
-MAX_HOSTS = 64  # rows by host; the others are counted
-_NAME = 24  # columns of a bar's name, and of a host's
-_BAR = 10  # signs of a bar in text
+MAX_METRICS = 6  # columns; all metrics have a curve
+ALL_RANKS = 16  # up to this number the table has one row for each rank only
+MAX_HOSTS = 64  # rows of hosts; the others are counted
+_NAME = 24  # characters of a bar's name, and of a host's
+_BAR = 10  # characters of a bar as text
 NOT_TOLD = "-"
-_PATIENCE_S = 3.0  # after this long without an answer it is worth a word
+_PATIENCE_S = 3.0  # after this time without an answer it is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def groups(
         for node in state.nodes
         if node.node_rank not in by_node and not _has_come_back(state, node)
     ]
-    if state.cell:  # of ranks that stay: perhaps of some only
+    if state.cell:  # on ranks that stay: perhaps only some
         without = []
     waiting = [_waiting_row(state, node) for node in without]
     if len(workers) <= ALL_RANKS:
@@ -208,7 +208,7 @@ def _waits_for(state: RunState, node: NodeState) -> str:
         if node.reason == "done":
             return ""
         meaning = meaning_of(node.reason)
-        # An agent that breaks down gives a reason in its own words.
+        # An agent that crashes gives its own reason.
         return node.reason if meaning is None else meaning.in_row
     if state.is_over:
         return "not reached" if node.phase == "connecting" else ""

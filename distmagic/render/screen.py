@@ -18,7 +18,7 @@ class TypedLine:
     is_end: bool = False
 
 
-# What a user may ask for: end the run, see where its ranks are, let it go on alone, hand a line to a rank.
+# The user's requests: stop the run, show the stacks, detach, send input to a rank.
 UserRequest = Literal["stop", "stacks", "detach"] | TypedLine
 
 

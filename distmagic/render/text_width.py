@@ -11,8 +11,8 @@ from html import escape
 
 from distmagic.sanitize import ESCAPE, printable
 
-_MAX_WORDS = 400  # characters of one line of words
-# The eight colours of a terminal, chosen so that they can be read on a light and on a dark page.
+_MAX_WORDS = 400  # characters of one line
+# The eight colours of a terminal, readable on light and dark pages.
 _COLOURS = (
     "#777777", "#d9453d", "#2f9e57", "#b8891a", "#3d8bdd", "#b765d6", "#18a0b5", "#8c8c8c",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from distmagic.request.flag_values import (
 )
 from distmagic.request.hosts import Host
 
-CONNECT_TIMEOUT_S = 15.0  # used where no other is given; so are those below
+CONNECT_TIMEOUT_S = 15.0  # the default
 LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 
@@ -94,7 +94,7 @@ class Access:
         not_with="export workflow",
         default=WARM_IDLE_S,
     )
-    # A setting alone: modules that hosts keep loaded beside those that the job's text imports.
+    # Only a setting: modules for warm processes, in addition to imports in the job's text.
     preload: tuple[str, ...] = ()
     cold: bool = option(
         "times",

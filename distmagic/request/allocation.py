@@ -12,9 +12,9 @@ from distmagic.request.hosts import parse_host
 
 IDLE_S = 900.0
 _MOST_NODES = 10_000
-_CLUSTER = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as SkyPilot takes it
+_CLUSTER = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # valid for SkyPilot
 _GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(:[0-9]+(\.[0-9]+)?)?")
-# Options of sbatch that this project gives itself, or that would make something else of the job.
+# Options of sbatch that distmagic sets itself, or that would change the kind of job.
 _OURS = {
     "parsable": "", "comment": "", "output": "", "error": "", "input": "", "requeue": "", "no-requeue": "", "no-kill": "",
     "nodes": "Write --nodes N.", "wait": "", "wrap": "", "array": "", "test-only": "", "batch": "", "chdir": "",

@@ -36,7 +36,7 @@ _BLOCKS = {
 }
 _LAST_HINT = "Every rank executes the cell's last expression: end the cell with a call, such as {call}."
 _IPYTHON_HINT = "Take it out, or run it in a cell of its own."
-# What the user wrote for these calls.
+# The user's text for these calls.
 _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
@@ -82,7 +82,7 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     if found is not None:
         return _call_plan(text, body[:-1], *found, filename)
     functions = {node.name: node for node in body if isinstance(node, Function)}
-    # Refuse a last statement that is neither a call nor a reason to guess one.
+    # Reject a last statement that is neither a call nor replaceable by one.
     last = body[-1]
     call = f"{next(reversed(functions), 'train')}()"
     hint = _LAST_HINT.format(call=call)
@@ -140,7 +140,7 @@ def _written(text: str, node: ast.AST) -> str:
 
 
 def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
-    # A `return` outside a function is found here, not by a rank.
+    # This finds a `return` outside of a function before ranks do.
     compile(tree, filename, "exec", dont_inherit=True)
     _reject_ipython(tree)
     return CellPlan(text=text, filename=filename)
@@ -284,7 +284,7 @@ def _call_of_only(functions: list[Function]) -> ast.expr:
             _LAST_HINT.format(call=f"{awaited}{function.name}()"),
         )
     args = function.args
-    # Defaults belong to the last ones.
+    # Defaults belong to the last parameters.
     needed = [*args.posonlyargs, *args.args]
     needed = needed[: len(needed) - len(args.defaults)]
     for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
@@ -329,7 +329,7 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
     for table in _tables(symtable.symtable(plan.text, "<cell>", "exec")):
         for symbol in table.get_symbols():
             if not symbol.is_global() and table.get_type() != "module":
-                continue  # a function's own
+                continue  # a function's local name
             if symbol.is_referenced():
                 wanted.add(symbol.get_name())
             if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
@@ -347,7 +347,7 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
     if plan.call is None:
         return {}
     call = _Certain().visit(copy.deepcopy(plan.call))
-    # Also a name that an uncertain part may have made.
+    # Includes names that a conditional part may have defined.
     made = {
         node.target.id
         for node in ast.walk(plan.call)

@@ -15,10 +15,10 @@ import shlex
 from distmagic.errors import UsageError
 
 ENVIRONMENT = (
-    "env:"  # before the name or the folder of a virtual environment, in place of a path
+    "env:"  # prefix of the name or folder of a virtual environment, instead of a path
 )
-# Where `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments; a name may also be a folder, or
-# a project's.
+# Folders in which `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments; a name may also be
+# a folder, or a project's.
 _PLACES = (
     "$1",
     "$HOME/$1",
@@ -34,15 +34,15 @@ _PLACES = (
     "$HOME/anaconda3/envs/$1",
     "/opt/conda/envs/$1",
 )
-NO_ENVIRONMENT = "no environment of this name in"  # what a host says, and then where
-# The exit code of a shell whose setup failed: no Python and no shell has it by itself.
+# The start of a host's error message, followed by the folders.
+NO_ENVIRONMENT = "no environment of this name in"
+# The exit code of a shell whose setup failed: neither Python nor a shell uses it.
 SETUP_FAILED = 97
-SETUP_LIMIT_S = 300  # for a setup to end
-_KEPT_MIN = 720  # that the variables of a setup are used again
-# Runs the setup, which it reads from descriptor 8, and writes into the file that is named what changed of the exported
-# variables and functions: all of it at once, so that a disk that is full is noticed. One line, without a single quote: it
-# stands between two of them in the next one. Its own variables begin with _dm_, because any other name can be one of the
-# user's.
+SETUP_LIMIT_S = 300  # time limit of a setup
+_KEPT_MIN = 720  # minutes for which the variables of a setup are reused
+# Runs the setup, read from descriptor 8, and writes the changed exported variables and functions to the named file, in
+# one write, so that a full disk is noticed. One line without single quotes, because the next line puts it between two.
+# Its own variables start with _dm_, because the user may use any other name.
 _CHANGES = (
     "_dm_t=$(cat <&8); exec 8<&-; declare -A _dm_was; for _dm_n in $(compgen -e); do _dm_was[$_dm_n]=${!_dm_n}; done; "
     'eval "$_dm_t" || exit; umask 077; set +euf; unset IFS; '
@@ -51,9 +51,9 @@ _CHANGES = (
     'for _dm_n in "${!_dm_was[@]}"; do [ "${!_dm_n+x}" ] || echo "unset $_dm_n"; done; '
     'declare -Fx | while read -r _ _ _dm_n; do declare -f "$_dm_n"; echo "export -f $_dm_n"; done); echo "$_dm_o" >"$1"'
 )
-# $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file is one host's, and
-# only until that starts anew. Of two connections at once the second waits, where the host has flock. Where the home takes
-# no file as large as variables may be, a host can be asked all the same: what a setup did is not kept then.
+# $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file belongs to one host,
+# until its next boot. Of two simultaneous connections the second waits, if the host has flock. If the home can't store
+# a file of this size, the setup's result is used without being stored.
 _KEPT_SETUP = (
     '_dm_u=$(umask); umask 077; _dm_d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
     "read -r _dm_b </proc/sys/kernel/random/boot_id; "
@@ -79,7 +79,7 @@ def interpreter_words(python: str) -> tuple[str, ...]:
         return (python,)
     name = python.removeprefix(ENVIRONMENT).removeprefix("~/").rstrip("/")
     places = " ".join(f'"{place}"' for place in _PLACES)
-    # The link of a name may be moved while this Python still imports: what it leads to now stays what it is.
+    # The link with the name may change while this Python still imports: use its current target.
     found = (
         'if [ -L "$_dm_e" ] && [ -f "$_dm_e/ready" ]; then _dm_e=$(CDPATH= cd -P -- "$_dm_e" && pwd -P) || continue; fi; '
         'PATH="$_dm_e/bin:$PATH"; export PATH; '

@@ -67,7 +67,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         for one in fields(Access):
             if self.has_trait(one.name):
                 check_number(one, getattr(self, one.name), f"Distmagic.{one.name}:")
-        # "" stands for all hosts that are not named.
+        # "" means all hosts that are not named.
         pythons = {"": self.python} if self.python else {}
         pythons.update(self.pythons)
         nproc = self.nproc_per_node

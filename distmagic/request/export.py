@@ -13,7 +13,7 @@ from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.systems import named, that_can
 
 IMAGE = "pytorch/pytorch:latest"
-# The options of sbatch that mean something to the others too.
+# The sbatch options that other systems also support.
 _FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 

@@ -93,7 +93,7 @@ def _hyphened(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-# Flags of other launchers, and what there is here for each. By spelling alone another one would be suggested.
+# Flags of other launchers, with their equivalents. By spelling alone, another flag would be suggested.
 _ELSEWHERE = {
     "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --workers "
     "--ntasks-per-node --ppn",
@@ -113,7 +113,7 @@ _ELSEWHERE = {
     "This machine alone is --hosts localhost.": "--standalone",
 }
 _FOREIGN = {name: hint for hint, names in _ELSEWHERE.items() for name in names.split()}
-_ALIKE = 0.8  # from which on the names of two flags are
+_ALIKE = 0.8  # minimum similarity of two flags' names
 
 
 def _unknown(word: str) -> UsageError:

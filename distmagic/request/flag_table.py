@@ -54,7 +54,7 @@ _OF_A_SCHEDULER = (
     ),
     Flag("nodes", "nodes", "nodes of the allocation (1)", "N", read=whole_number),
 )
-# What sbatch is told, under its own names.
+# Options for sbatch, under its own names.
 _OF_SBATCH = (
     Flag("gpus-per-node", "nodes", "GPUs on each node, as sbatch takes them", "N"),
     Flag("partition", "nodes", "partition of the allocation", "NAME"),

@@ -15,7 +15,7 @@ from typing import Any
 from distmagic.errors import UsageError
 from distmagic.request.command_prefix import ENVIRONMENT
 
-# The help's headings, which are those of help/flags.md, in their order there.
+# The help's headings, in the order of help/flags.md.
 HEADINGS = {
     "torchrun": "torchrun's flags: change the number of ranks, hosts and restarts",
     "hosts": "Hosts",
@@ -26,7 +26,7 @@ HEADINGS = {
 }
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-_DIGITS = 9  # of any number that makes sense
+_DIGITS = 9  # limit for any sensible number
 DAY_S = 86400.0
 ANY_TIME = (1e-9, math.inf, "a time", "Use a number of seconds above 0.")
 
@@ -108,14 +108,14 @@ def options_of(record: Any) -> dict[str, Flag]:
     found = {}
     for one in fields(record):
         if not one.metadata:
-            continue  # a setting alone
+            continue  # only a setting
         argument = one.metadata["name"] or one.name
         name = argument.removesuffix("_s").replace("_", "-")
         found[argument] = Flag(name, *one.metadata["flag"], **one.metadata["more"])
     return found
 
 
-# ---- readers of values
+# ---- parsers of values
 
 
 def parse_duration(text: str, where: str) -> float:
@@ -182,7 +182,7 @@ def nnodes(text: str, where: str) -> tuple[int, int]:
 def python(text: str, where: str) -> tuple[str, str]:
     """Return (host, path) of `HOST=PATH`, or ("", path) for all hosts."""
     host, equals, path = text.partition("=")
-    if not equals or "/" in host:  # a path with = in it
+    if not equals or "/" in host:  # a path that contains =
         host, path = "", text
     if not path.removeprefix(ENVIRONMENT):
         raise UsageError(

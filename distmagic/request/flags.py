@@ -176,7 +176,7 @@ def split(line: str) -> list[str]:
 
 def _without_comment(line: str) -> str:
     """Return `line` up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps its value."""
-    quote = ""  # the quotation mark that is open
+    quote = ""  # the open quotation mark
     before = " "
     for place, char in enumerate(line):
         if quote:
@@ -252,7 +252,7 @@ def _allocation(
                 "Add --on slurm, or leave it out.",
             )
     if system is None or system.on != "sky":
-        # Raise `UsageError` for what only a cluster of SkyPilot is launched with.
+        # Raise `UsageError` for flags that are only used to launch a SkyPilot cluster.
         if args.gpus is not None:
             raise UsageError(
                 "--gpus is for --on sky.",
@@ -350,11 +350,11 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
     return _folder(args, system.name, ".")
 
 
-# ---- a program behind the flags
+# ---- a program after the flags
 
 USAGE = "run [FLAGS] SCRIPT [ARGUMENTS], or run [FLAGS] -m MODULE [ARGUMENTS]"
 
-# Programs that start the one behind them.
+# Programs that start the program after them.
 _STARTERS = re.compile(
     r"(\S*/)?(python[\d.]*( -[BEIOsu]+)*|torchrun|deepspeed|mpirun|accelerate[ -]launch|(fabric|lightning)( run( model)?)?) "
     r"|-m (torch\.distributed\.(run|launch)|accelerate\.commands\.launch) "

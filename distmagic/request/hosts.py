@@ -12,10 +12,10 @@ from distmagic.errors import UsageError
 
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
-# A dash in front would be an option of ssh.
+# A leading dash would make it an option of ssh.
 _NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")
-# Names, users and zones can come from somebody else's hostfile, and OpenSSH's %h, %n and %r put them into the shell
-# lines of ProxyCommand and `Match exec`. OpenSSH itself refuses characters of a shell there since 9.6 (CVE-2023-51385).
+# Names, users and zones may come from another user's hostfile, and OpenSSH's %h, %n and %r put them into the shell
+# lines of ProxyCommand and `Match exec`. OpenSSH itself rejects shell characters in them since 9.6 (CVE-2023-51385).
 _SHELL = r"'`\"$;&<>|(){}"
 _USER = re.compile(rf"[^\s@:/{_SHELL}-][^\s@:/{_SHELL}]*(?<!\\)\Z")
 _ZONE = re.compile(r"[A-Za-z0-9._-]+\Z")

@@ -25,7 +25,7 @@ _CURE_OF_LIBRARIES = (
 )
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
-_OF_RANKS = "#%%"  # how the text of a cell begins that ran on ranks
+_OF_RANKS = "#%%"  # prefix of the text of a cell that ran on ranks
 
 ENVIRON = ("os.environ", "environ")
 # Without a leading `os.`.
@@ -39,7 +39,7 @@ _SEEDS = {
     "seed_everything", "pl.seed_everything", "L.seed_everything", "lightning.seed_everything",
 }  # fmt: skip
 
-# How functions are called by which libraries are set, or are given something to keep.
+# Names of functions that change a library's settings, or register something in it.
 _CHANGES = re.compile(
     r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture|define|impl)"
 )
@@ -54,7 +54,7 @@ _NOT_OF_A_LIBRARY = (
 )
 
 Kind = Literal["library", "rank", "argv", "sets argv", "seed", "group", "variable"]
-# What is done: its kind, and the environment variable.
+# The kind of effect, and the environment variable.
 Act = tuple[Kind, str]
 _IN_WORDS: dict[Kind, str] = {
     "rank": "reads {} of the notebook, not of a rank",
@@ -97,7 +97,7 @@ def local_effects(
             is_given = effect.name in given or effect.name.startswith("DISTMAGIC_")
             if not is_given and not (is_data and effect.kind == "seed"):
                 found.append(effect)
-    # A command line that the cell itself has written and then parses: its arguments travel as values.
+    # A command line that the cell itself writes and then parses: its arguments are sent as values.
     kinds = [effect.kind for effect in found]
     if "sets argv" in kinds and "argv" in kinds[kinds.index("sets argv") :]:
         found = [one for one in found if one.kind not in ("argv", "sets argv")]
@@ -195,7 +195,7 @@ def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
     elif isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
         found = value.__module__
     else:
-        # One object of a library, such as a registry or matplotlib's rcParams, that the library itself keeps.
+        # An object that a library keeps, such as a registry or matplotlib's rcParams.
         module = sys.modules.get(type(value).__module__)
         kept = () if module is None else vars(module).values()
         if any(value is one for one in kept):

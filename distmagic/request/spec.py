@@ -26,8 +26,8 @@ from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-PAYLOAD_LIMIT_BYTES = 256 << 20  # used where no other is given
-_DEVICES = "CUDA_VISIBLE_DEVICES"  # the variable; AMD's GPUs follow it, too
+PAYLOAD_LIMIT_BYTES = 256 << 20  # the default
+_DEVICES = "CUDA_VISIBLE_DEVICES"  # AMD's GPUs use this variable, too
 
 
 def check_system() -> None:
@@ -336,7 +336,8 @@ def _check_rendezvous(spec: JobSpec) -> None:
             "Use --rdzv-backend c10d.",
         )
     if spec.rdzv_endpoint is not None:
-        split_endpoint(spec.rdzv_endpoint)  # its port goes before --master-port
+        # Its port takes precedence over --master-port.
+        split_endpoint(spec.rdzv_endpoint)
 
 
 def split_endpoint(text: str) -> tuple[str, int | None]:

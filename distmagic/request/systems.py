@@ -82,8 +82,8 @@ def _own(name: str, title: str, can: str, **more: Any) -> System:
     )
 
 
-# A system that may run on another one stands below it: SkyPilot's clusters may be steps of Slurm, and torchrun is
-# started by any of them.
+# A system that may run on another one comes before it: SkyPilot's clusters may be Slurm steps, and any of them may
+# start torchrun.
 _OWN = (
     _own(
         "slurm",

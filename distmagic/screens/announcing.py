@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from distmagic.remote.system import threads
 from distmagic.render.screen import AnnouncingScreen
 
-FIRST_S = 0.05  # what takes less than this is not worth a word
+FIRST_S = 0.05  # shorter waits are not shown
 _EVERY_S = 1.0
 
 
@@ -37,7 +37,7 @@ def announcing(
             past_s = time.monotonic() - began_s
             screen.announce(f"{text}, {past_s:.0f} s" if past_s >= 1 else text)
 
-    # In the context of this thread: a kernel finds the cell that an output belongs to by it.
+    # In this thread's context, by which a kernel finds the cell of an output.
     context = contextvars.copy_context()
     thread = threads.begin("announce", context.run, announce)
     has_ended_well = False

@@ -16,19 +16,21 @@ from distmagic.screens import page_requests, reloaded_pages, widget
 from distmagic.screens.kept_lines import MOST_BYTES, KeptLines
 from distmagic.state.model import RunState
 
-# How often a part is sent at most, in seconds, and how many bytes a second it may take. A figure that many ranks change
-# at once is read more often than curves are; together they stay at 100 kB a second, which a slow line carries.
+# Limits for each part: the pause between two messages in seconds, and bytes per second. Numbers change often and are
+# sent more often than curves; together they use at most 100 kB per second, which suits a slow line.
 TABLE_SHARE = (0.1, 45_000)
 CURVES_SHARE = (1.0, 25_000)
 LOG_SHARE = (0.25, 30_000)
 PICTURES_SHARE = (1.0, 30_000)
-# Making the view takes at most this part of the main thread's time, which also reads events; but no part of the view
+# Making the view takes at most this share of the main thread's time, which also reads events; but no part of the view
 # is older than the pause.
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
-_NEW_LINES_BYTES = 15_000  # of output, that are sent at once; a page asks for what is left out when lines are fewer
-_LAST_LINES = 1000  # that a page has room for, and gets at first and in the end
-_EARLIER_LINES = 1000  # at most, that a page gets when it asks for earlier ones
+_NEW_LINES_BYTES = (
+    15_000  # output that is sent at once; a page requests skipped lines later
+)
+_LAST_LINES = 1000  # lines that a page holds, and receives at the start and at the end
+_EARLIER_LINES = 1000  # limit for one request for earlier lines
 
 
 class Pane:
@@ -95,7 +97,7 @@ class Board:
         self._is_closed = False
         self._foreground = threading.Lock()
         self._is_in_foreground = False
-        # Before there is a view: a page says hello as soon as it knows of one, and only once.
+        # Before a view exists: a page says hello as soon as it sees it, only once.
         page_requests.serve(self.view_id, self)
         self._view = make_view(self.view_id)
         self._view.on_msg(self._take_message)
@@ -170,7 +172,7 @@ class Board:
             return {} if state is None else {"log": self._lines(state, _LAST_LINES)}
         if op == "lines" and isinstance(before, int):
             return self._kept.before(before, _EARLIER_LINES)
-        if op == "cleared":  # the output of the run, in the notebook
+        if op == "cleared":  # the output of the run was cleared in the notebook
             self._is_cleared = True
             if self._is_over:
                 self.close()

@@ -23,7 +23,7 @@ def screen_for(
     ipython = sys.modules.get("IPython")
     if shell is None and ipython is not None:
         shell = ipython.get_ipython()
-    # By name, so that no Jupyter is imported; also the shells of other kernels that are derived from this one.
+    # By name, so that Jupyter is not imported; includes shells of derived kernels.
     ancestors = [kind.__name__ for kind in type(shell).__mro__]
     if "ZMQInteractiveShell" in ancestors:
         return SteadyScreen(NotebookScreen(in_background=in_background))

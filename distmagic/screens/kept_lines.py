@@ -12,7 +12,7 @@ from distmagic.state.model import OutputLine, RunState
 
 _KEPT = 10_000  # lines
 _KEPT_CHARS = 4_000_000
-MOST_BYTES = 200_000  # of one answer
+MOST_BYTES = 200_000  # limit of one answer
 
 
 class KeptLines:
@@ -24,8 +24,8 @@ class KeptLines:
     def __init__(self) -> None:
         self._lines: deque[tuple[int, OutputLine]] = deque()
         self._chars = 0
-        self._next = 0  # the number of the first line that has not been seen
-        # Whether torchrun's own lines are among those that are shown.
+        self._next = 0  # number of the first line that was not seen
+        # Whether torchrun's own lines are shown.
         self.shows_torchrun = False
         self._lock = threading.Lock()
 

@@ -12,7 +12,7 @@ from distmagic import render
 from distmagic.render.screen import TypedLine, UserRequest
 from distmagic.state.model import OutputLine, RunState
 
-# For streams that know no more.
+# For streams with a limited encoding.
 _ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})
 
 

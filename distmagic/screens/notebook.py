@@ -19,19 +19,19 @@ from distmagic.screens.cell_runs import CellRuns
 from distmagic.screens.lines import Questions, write
 from distmagic.state.model import RunState
 
-# The output as text and HTML is what a saved notebook holds. Beside a live view it is renewed rarely; where no page has
-# said that it shows one, it is the live view itself.
+# A saved notebook contains the output as text and HTML. Next to a live view it is updated rarely; if no page shows a
+# live view, it is the view.
 _SAVED_EVERY_S = 120.0
 _PLAIN_EVERY_S = 0.5
 _BYTES_PER_S = 100_000
 _WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
-# Where no page shows the run, as under nbconvert and papermill, a run that lasts gets lines that a log can show.
+# If no page shows the run, as under nbconvert and papermill, a long run prints lines for a log.
 _LINES_FROM_S = 60.0
 _LINE_EVERY_S = 30.0
-# Views of runs that are over which are kept: a page that is loaded later shows how they ended.
+# Views of finished runs that are kept, for pages that are loaded later.
 _KEPT_VIEWS = 4
 WHILE_RUNNING = "This was saved during the run; its outcome was not saved."
-_PAGE_S = 5.0  # for a page to say that it shows the view, before a rank's question is asked by the kernel
+_PAGE_S = 5.0  # time for a page to report that it shows the view, before the kernel asks a rank's question
 AT_FIRST = "This text is replaced during the run."
 
 _ended: deque[Board] = deque()
@@ -72,7 +72,7 @@ class NotebookScreen:
         self._next_s = 0.0
         self._shown_notices: tuple[str, ...] = ()
         self._next_line_s = _LINES_FROM_S
-        self._told: RunState | None = None  # the state of which the last line was
+        self._told: RunState | None = None  # the state in the last line
         self._state: RunState | None = None
         self._opened_s = 0.0
         self._questions = Questions(_ask)
@@ -90,7 +90,7 @@ class NotebookScreen:
             self._is_open = True
             self._opened_s = state.at_s
             self._open(state)
-        # Whether there is something new of nodes that are waited for. Before there is a job no time passes for it.
+        # Whether there is something new about pending nodes. Before a job exists, its clock stands still.
         elif state.at_s >= self._next_s or (
             not state.job and state.notices != self._shown_notices
         ):
@@ -163,10 +163,10 @@ class NotebookScreen:
         self._begin_cell()
         before, self._cell.board = self._cell.board, None
         if before is None:
-            # At once: the first widget of a kernel takes a fifth of a second.
+            # At once: the first widget of a kernel takes 0.2 s.
             self._publish(state, is_over=False, is_first=True)
         elif before in _ended:
-            # The view of the cell's last run makes room for this one.
+            # The view of the cell's previous run is replaced.
             _ended.remove(before)
             before.close()
         try:
@@ -182,7 +182,7 @@ class NotebookScreen:
         """Write the output, and return its HTML and its text."""
         board = self._board
         if not is_over and self._has_page:
-            # What is seen is the live view. This is for a document that is opened when nobody feeds it any more.
+            # The live view is visible. This is for a document that is opened later, without a kernel.
             state = replace(state, seen_unix_s=time.time())
         text, html = render.text(state), render.html(state)
         if is_first:

@@ -39,7 +39,7 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
     thread = getattr(kernel, "control_thread", None)
     if (
         thread is not None
-    ):  # after the kernel has said that it is idle again, of this request
+    ):  # after the kernel has reported itself idle again for this request
         thread.io_loop.add_callback(tell_busy, kernel)
         thread.io_loop.call_later(
             _LATER_S, tell_busy, kernel

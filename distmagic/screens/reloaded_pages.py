@@ -17,11 +17,11 @@ from distmagic.screens import page_requests
 
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
 _COMM_MESSAGES = ("comm_open", "comm_msg", "comm_close")
-_CONTROL = "jupyter.widget.control"  # the comm by which a page asks for the state of all widgets
-_STATE = "request_state"  # what it asks each widget for
+_CONTROL = "jupyter.widget.control"  # the comm by which a page requests the state of all widgets
+_STATE = "request_state"  # its request to each widget
 
-_live: WeakSet[object] = WeakSet()  # the views that go on
-_kernels: WeakSet[Any] = WeakSet()  # those whose messages come here first
+_live: WeakSet[object] = WeakSet()  # views of running runs
+_kernels: WeakSet[Any] = WeakSet()  # kernels whose messages are intercepted
 
 
 def serve(view: object) -> None:

@@ -63,6 +63,6 @@ def _write_if_possible(text: str) -> None:
         write(sys.stderr, text)
     except Exception:  # noqa: BLE001 - a kernel's stream raises errors of its messaging library
         if sys.__stderr__ is not None:
-            # Closed too: there is nowhere left to say it.
+            # It is closed too: the message can't be written anywhere.
             with contextlib.suppress(OSError, ValueError):
                 write(sys.__stderr__, text)

@@ -55,7 +55,7 @@ class TerminalScreen(LineScreen):
 
     def _width(self) -> int:
         columns, _ = self._size()
-        # Many terminals break a line that fills the last column.
+        # Many terminals wrap a line that fills the last column.
         return max(20, columns - 1)
 
     def _erased(self) -> str:
@@ -66,7 +66,7 @@ class TerminalScreen(LineScreen):
         columns = max(1, columns)
         rows = 0
         for line in self._status:
-            # A line that is too long now fills several rows.
+            # A line that is too long now takes several rows.
             rows += max(1, -(-render.columns_of(line) // columns))
         to_first_row = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{to_first_row}\x1b[J"

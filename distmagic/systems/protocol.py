@@ -1,4 +1,4 @@
-"""What a system that gives hosts has in its `hosts.py`: types alone, so that a checker sees what is missing."""
+"""The interface of a system's `hosts.py`: types only, so that a type checker finds missing parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Asked = Any  # of this system: what its `asked` has made
 
 
 class Held(Protocol):
-    """Hosts that a system gives: an allocation, a cluster. `hosts` is () until they are known.
+    """Hosts from a system: an allocation, a cluster. `hosts` is () until they are known.
 
-    `title` is it in words, `error` says how it ended, None before; `awaited_by` are the runs that wait for it.
+    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that wait for it.
     """
 
     title: str
@@ -31,80 +31,83 @@ class Held(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the allocation can be used, as far as is known."""
+        """Whether it is usable, as far as known."""
 
     @property
     def awaited(self) -> int:
-        """How many hosts it will have, as far as that is known."""
+        """The number of hosts it will have, as far as known."""
 
     def fits(self, request: Asked) -> bool:
-        """Whether it is what a cell asks for; the request may be one of another system."""
+        """Whether it satisfies a cell's request, which may be for another system."""
 
     def check(self, asker: Asker) -> bool:
-        """Return whether the next run can use the allocation."""
+        """Return whether the next run can use it."""
 
     def wait(
         self, asker: NotebookAsker, tell: Callable[[str], object]
     ) -> tuple[Host, ...]:
-        """Return the hosts as soon as they are known; `tell` gets what it waits for. Raises why there are none."""
+        """Wait for the hosts and return them; `tell` gets the reason for the wait.
+
+        Raises the reason if there are none.
+        """
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return the way to one of the hosts. Raises what connecting raises."""
+        """Return a transport to one of the hosts. Raises the errors of connecting."""
 
     def advise(self, error: RunError) -> None:
-        """Have the error of a run on its hosts say what to do, as far as it has part in it."""
+        """Add advice to the error of a run on its hosts, as far as it is involved."""
 
     def end(self) -> None:
-        """Give the hosts back, whatever runs there."""
+        """Release the hosts, even if jobs run on them."""
 
     def leave(self) -> None:
-        """Give back what no job uses: this kernel ends."""
+        """Release hosts without a job, because this kernel ends."""
 
 
 class Pool(Protocol):
-    """What one kernel has of a system. Made with what reaches a host by SSH."""
+    """The hosts of one kernel from a system. Its constructor gets a function that connects by SSH."""
 
     def get(
         self, request: Asked, access: Access, asker: Asker, owner: str, *, is_elastic: bool
     ) -> Held:  # fmt: skip
-        """Return hosts that are new to this kernel, pending or there."""
+        """Return hosts that are new to this kernel, pending or existing."""
 
     def listed(
         self, request: Asked, access: Access, asker: NotebookAsker
     ) -> Sequence[tuple[str, ...]]:
-        """Return the rows of a table of all that this user has of the system."""
+        """Return the rows of a table of everything that this user has in the system."""
 
     def close(self) -> None:
-        """Close all connections: everything that was held has ended."""
+        """Close all connections: everything has been released."""
 
 
 class TakesDown(Pool, Protocol):
-    """The pool of a system whose row says `takes_down`: what it gives may outlast this kernel."""
+    """The pool of a system with `takes_down` in its row: its hosts may outlast this kernel."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of what this kernel uses."""
+        """The names of the places that this kernel uses."""
 
     def take_down(self, name: str, asker: NotebookAsker) -> str:
-        """End one of them, or one that is not held, and return what the system says. Raises `UsageError`, `Unreachable`."""
+        """End one of them, or another one, and return the system's message. Raises `UsageError`, `Unreachable`."""
 
 
 class GivesHosts(Protocol):
-    """The module `hosts.py` of a system."""
+    """The interface of a system's module `hosts.py`."""
 
     pool: Callable[[Connect], Pool]
 
     def asked(self, place: str, wanted: Wanted) -> Asked:
-        """Return what a line asks for: `place` is what follows `--on`. Raises `UsageError`."""
+        """Return the request of a line: `place` is the text after `--on`. Raises `UsageError`."""
 
     def preview(
         self, request: Asked, access: Access, owner: str, *, is_elastic: bool
     ) -> str:
-        """Return the request that the system would get; none is sent."""
+        """Return the request that the system would get. Sends nothing."""
 
 
 def hosts_of(name: str) -> GivesHosts:
-    """Return the provider of hosts of the system of that name."""
+    """Return the module `hosts.py` of the named system."""
     system = named(name)
     assert system is not None  # it has made the request
     module: GivesHosts = system.part("hosts")

@@ -60,6 +60,6 @@ def _new_points(before: Series, series: Series) -> list[tuple[float, float, floa
     count = series.arrived - before.arrived
     new = series.latest(count)
     if before and len(series) < len(before) + count:
-        # The last ones of a series that was thinned out may be older.
+        # The last points of a thinned series may be older.
         return [one for one in new if one[0] > before[-1].at_s]
     return new

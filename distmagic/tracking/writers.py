@@ -13,9 +13,9 @@ from distmagic.comparison.arguments import arguments_of
 from distmagic.state.model import RunState
 from distmagic.tracking.points import TrackedPoint
 
-FOLDER = "runs"  # of TensorBoard, as torch has it
-_FLUSH_S = 5  # until TensorBoard can read what was written
-_MOST_AT_ONCE = 1000  # metrics that MLflow takes in one request
+FOLDER = "runs"  # TensorBoard's default in torch
+_FLUSH_S = 5  # delay until TensorBoard can read written points
+_MOST_AT_ONCE = 1000  # limit of metrics in one request to MLflow
 
 
 class Writer(Protocol):

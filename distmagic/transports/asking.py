@@ -47,7 +47,8 @@ class NoAsker:
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
     """Ask one question for `host`, after all questions of other threads. Raises the errors of `asker`."""
     with _one_at_a_time:
-        # The server chose the words. Each of their lines begins with its name: none looks like another host's question.
+        # The server chose the text. Each line starts with the server's host, so it can't look like another host's
+        # question.
         words = sanitize.lines(question)[:_QUESTION_CHARS].strip() or "Answer:"
         named = "\n".join(f"{host}: {line}" for line in words.split("\n"))
         return asker.ask(f"{named} ", secret=secret)

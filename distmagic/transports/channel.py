@@ -15,10 +15,11 @@ import threading
 from typing import Any
 
 LONGEST = 1 << 20  # bytes of a message, or of a piece of a stream
-_HEAD = struct.Struct(">cI")  # a letter for what it is, and how many bytes follow
+# A letter for the kind, and the number of bytes that follow.
+_HEAD = struct.Struct(">cI")
 _MESSAGE = b"m"
-# A cut cable is noticed by who sends, whom nobody acknowledges, and by who only reads: a question after 2 s of silence,
-# and 3 that nobody answers.
+# A broken network is noticed by a sender from missing acknowledgements, and by a reader from keep-alives: after 2 s of
+# silence, 3 probes without an answer.
 _TCP_OPTIONS = (
     ("TCP_NODELAY", 1),
     ("TCP_USER_TIMEOUT", 6000),

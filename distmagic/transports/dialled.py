@@ -18,7 +18,7 @@ from distmagic.transports.channel import Channel
 from distmagic.transports.piped import OpenProcesses, Tail
 
 INPUT, OUTPUT, END, STDERR, EXIT = b"i", b"o", b"e", b"s", b"x"
-_KEPT_BYTES = 1 << 20  # of stdout that nobody has read yet; the node waits then
+_KEPT_BYTES = 1 << 20  # limit of unread stdout; the node waits then
 
 Begin = Callable[[tuple[str, ...]], tuple[Channel, Channel]]
 
@@ -59,7 +59,7 @@ class DialledProcess:
                 else:
                     break
         except OSError:
-            pass  # `wait` tells: there is no exit code
+            pass  # `wait` reports it: there is no exit code
         finally:
             self._end()
             self._ended.set()
@@ -146,7 +146,7 @@ def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
         stdout.send(STDERR, process.stderr().encode())
         stdout.send(EXIT, str(0 if code is None else code).encode())
     except OSError:
-        pass  # the other end is gone: the process sees the end of its stdin, and a closed stdout
+        pass  # the other end is gone: the process gets the end of its stdin, and a closed stdout
     finally:
         stdin.close()
         process.close()

@@ -10,8 +10,8 @@ from distmagic.errors import Unreachable
 from distmagic.request.hosts import LOCALHOST
 from distmagic.transports.piped import OpenProcesses, PipedProcess
 
-# Held while a program of this machine (the system's ssh, a ProxyCommand) connects to a host. All of them may go through
-# one bastion, whose sshd turns clients away when many of them have not logged in yet (MaxStartups).
+# Held while a program of this machine (the system's ssh, a ProxyCommand) connects to a host. All of them may use the
+# same jump host, whose sshd rejects clients while many are not logged in yet (MaxStartups).
 connecting_program = threading.BoundedSemaphore(16)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _PACKAGE = "distmagic.remote.keeper"
-# The modules that a program imports from its package. Each stands before those that import it.
+# The modules that a program imports from its package, each before those that import it.
 _PARTS = {
     "keeper": ("processes", "allocation_lease", "listening"),
     "usher": (),
@@ -42,7 +42,7 @@ def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str,
 
 @functools.cache
 def _one_line(role: str) -> str:
-    # The text of a program: it makes modules of its parts, as imported ones would be, and goes on as `role`.
+    # The text of a program: it makes modules of its parts, as if they were imported, and runs `role`.
     if not _PARTS[role]:
         program = _source(f"{_PACKAGE}.{role}")
     else:
@@ -53,7 +53,8 @@ def _one_line(role: str) -> str:
         text.append(_source(f"{_PACKAGE}.{role}"))
         program = "".join(text)
     packed = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
-    # The first words take the working directory out of the path: a json.py in the user's home is not Python's own.
+    # The first words remove the working directory from the path, so that a json.py in the user's home does not replace
+    # Python's own.
     return f"import sys;sys.path[:]=[p for p in sys.path if p];import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
 
 

@@ -29,8 +29,8 @@ from distmagic.transports.time_limits import TimeLimit
 _READY = "distmagic-ready"
 _CLIENT_FAILED = 255
 _END_TIMEOUT_S = 2.0
-_LONG = 60  # bytes of a temporary directory that leave too few for the socket's name
-_MASTER_END_S = 0.3  # how long a master has to end by itself
+_LONG = 60  # a longer temporary directory leaves too few bytes for the socket's name
+_MASTER_END_S = 0.3  # time for a master to end by itself
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -41,7 +41,7 @@ _OPTIONS = (
     "RequestTTY=no",
     "PermitLocalCommand=no",
     "ClearAllForwardings=yes",  # these are ports alone, so:
-    "ForwardAgent=no",  # the master lives for hours, and root of the host could use the agent all the time
+    "ForwardAgent=no",  # the master lives for hours, and root on the host could use the agent all the time
     "ForwardX11=no",
     "LogLevel=INFO",
 )
@@ -62,7 +62,7 @@ class SessionProcess(PipedProcess):
 class CommandTransport:
     """One master connection, and the directory of its socket."""
 
-    # The client itself complains about its configuration.
+    # The client reports an error in its configuration.
     warnings: tuple[str, ...] = ()
 
     def __init__(
@@ -90,10 +90,10 @@ class CommandTransport:
             f"ControlPath={self._socket}",
             f"ConnectTimeout={round(seconds) or 1}",
         )
-        line = f"echo {_READY}; exec cat"  # every shell knows these
+        line = f"echo {_READY}; exec cat"  # valid in every shell
         child = spawn((*self._client, *options, *self._destination, line))
         master = self._master = PipedProcess(child, self.name)
-        late: list[bool] = []  # whether it has logged in, once its time is up
+        late: list[bool] = []  # whether it had logged in when its time was over
 
         def give_up() -> None:
             late.append(self._socket.exists())
@@ -102,7 +102,7 @@ class CommandTransport:
         limit = TimeLimit(seconds, give_up)
         output = b""
         try:
-            # A shell that start-up files put in the place of `cat` ends by it.
+            # A shell that start-up files run instead of `cat` exits on this line.
             with contextlib.suppress(ConnectionLost):
                 master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
@@ -132,7 +132,7 @@ class CommandTransport:
         has_master = self._master is not None and self._master.wait(0) is None
         if not has_master or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
-        # Without its master the client would dial by itself: `ProxyCommand=false` makes that fail at once.
+        # Without its master the client would connect by itself: `ProxyCommand=false` makes that fail at once.
         options = _options(
             "ControlMaster=no", f"ControlPath={self._socket}", "ProxyCommand=false"
         )
@@ -152,8 +152,8 @@ class CommandTransport:
         self._processes.close()
         master, self._master = self._master, None
         if master is not None:
-            master.close()  # its `cat` ends, and with it the connection once no session is left
-            # SIGTERM first: by that ssh ends its ProxyCommand, too.
+            master.close()  # its `cat` ends, and then the connection, once no session is left
+            # SIGTERM first: ssh then also ends its ProxyCommand.
             for end in (signal.SIGTERM, signal.SIGKILL):
                 if master.wait(_MASTER_END_S) is not None:
                     break

@@ -54,7 +54,7 @@ def trouble(stderr: str, host: Host, seconds: float) -> Trouble:
         if "keyboard-interactive" in accepts or "password" in accepts:
             refusal.hint += "\n--ssh-command never asks for passwords; leave it out where a typed answer is needed."
         return refusal
-    # Before the table: of a jump host that does not answer, ssh also says that the connection was closed.
+    # Before the table: for a jump host that does not answer, ssh also reports a closed connection.
     if "timed out" in stderr and "refused" not in stderr:
         return troubles.no_answer(where, seconds)
     for pattern, cause in _TABLE:

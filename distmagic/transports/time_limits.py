@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from distmagic.remote.system import threads
 
-_LOOK_S = 0.1  # between two looks at all limits: by so much an act may be late
+_LOOK_S = 0.1  # pause between two checks of all limits: the max delay of a call
 
 
 class TimeLimit:
@@ -44,7 +44,7 @@ class _Watcher:
 
     def __init__(self) -> None:
         self.due_s: dict[TimeLimit, float] = {}
-        # Again in the same thread: where one is begun, memory may be collected, and a finalizer may ask for a limit.
+        # Reentrant: starting a thread may trigger garbage collection, and a finalizer may use a limit.
         self._beginning = threading.RLock()
         self._has_begun = False
         self._has_some = threading.Event()
@@ -54,7 +54,7 @@ class _Watcher:
         self._has_some.set()
         with self._beginning:
             if not self._has_begun:
-                # Not before it has begun: where no thread can be had now, the next limit tries again.
+                # Only after the start: if no thread is available now, the next limit tries again.
                 threads.begin("limits", self._look_for_ever)
                 self._has_begun = True
 

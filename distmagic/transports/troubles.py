@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unreachable
 
-_MOST_CHARS = 2000  # of a message: a server may have chosen some of its words
+_MOST_CHARS = 2000  # limit of a message: a server may have chosen part of its text
 # The hint for a host whose UserKnownHostsFile is none or /dev/null.
 KEPT_NOWHERE = (
     "Your ssh configuration keeps no key of this host: its UserKnownHostsFile leads nowhere. Name a file there, "
@@ -22,7 +22,7 @@ KEPT_NOWHERE = (
 )
 
 
-LOGIN = "{login}"  # stands in a hint for ssh's words to the host, which are known where it is dialled
+LOGIN = "{login}"  # a placeholder in a hint for ssh's arguments, which are known when connecting
 
 
 _STEPS = {HostKeyError: "key", AuthenticationError: "log-in"}
@@ -81,48 +81,48 @@ class TroubleCause:
         return Trouble(self.kind, message, hint, self.step)
 
 
-# The name service doesn't know the name.
+# The name can't be resolved.
 UNKNOWN_NAME = TroubleCause(
     Unreachable,
     "can't resolve {machine}.",
     "Check the spelling, and that a Host block in your ssh config gives its HostName.",
     "name",
 )
-# The port is closed: the machine itself answered so.
+# The port is closed: the machine itself refused.
 REFUSED = TroubleCause(
     Unreachable,
     "{where} refused the connection: nothing listens on that port.",
     "Check the port, and that sshd runs there: systemctl status ssh",
     "TCP",
 )
-# This process may open no more files.
+# This process has too many open files.
 TOO_MANY_FILES = TroubleCause(
     Unreachable,
     "no connection to {where} can be made: this process may open no more files (ulimit -n).",
     "Run `ulimit -n 65536` in the shell that starts this notebook (an administrator may have to allow it), "
     "or name fewer hosts.",
 )
-# The network doesn't lead there.
+# There is no route to it.
 NO_ROUTE = TroubleCause(
     Unreachable,
     "the network does not lead to {where} ({why}).",
     "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config.",
     "TCP",
 )
-# Whatever answered doesn't speak SSH, or hung up before it did.
+# The answer is not SSH, or the connection closed before it.
 NOT_SSH = TroubleCause(
     Unreachable,
     "{where} answered, but not as an SSH server{in_brackets}.",
     "Check the port; an overloaded sshd (MaxStartups) or a firewall also hangs up like this.",
     "banner",
 )
-# The connection ended or failed while it was being made.
+# The connection ended or failed during the handshake.
 BROKEN = TroubleCause(
     Unreachable,
     "the connection to {where} failed: {why}.",
     "With a configuration that paramiko can't do, use --ssh-command ssh. Try: ssh -v {login}",
 )
-# The server ended the connection while we logged in.
+# The server ended the connection during the log-in.
 HUNG_UP = TroubleCause(
     AuthenticationError,
     "{where} hung up during log-in.",
@@ -134,7 +134,7 @@ NOT_FORWARDED = TroubleCause(
     "{where} can't reach {behind}: {why}.",
     "Check the name and port as seen from the jump host, and that it allows forwarding (AllowTcpForwarding).",
 )
-# A host whose first key was trusted, and is in `file`, shows another one.
+# A host whose first key was trusted, and is in `file`, has another key now.
 OTHER_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",

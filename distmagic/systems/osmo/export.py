@@ -1,8 +1,8 @@
 """NVIDIA OSMO: a workflow whose tasks start torchrun, and one whose tasks start numbered ranks. Pure.
 
-One group has a master, which leads it, and workers. OSMO reads a workflow as a template of Jinja before it reads it as
-YAML: so all that is the user's travels as base64, and the only braces in the workflow are OSMO's own, `{{host:master}}`
-and `{{output}}`. Nothing is set inside a task, so that the workflow sets what the scripts need.
+One group has a master, which leads it, and workers. OSMO processes a workflow as a Jinja template before it parses the
+YAML. So all content of the user is in base64, and the only braces in the workflow are OSMO's own, `{{host:master}}` and
+`{{output}}`. OSMO sets no variables inside a task, so the workflow sets those that the scripts need.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from distmagic.planning.torchrun import NodeWords
 from distmagic.systems.osmo import start_ranks
 
 AT = "/tmp/distmagic"  # noqa: S108 - where the files of a task lie, in a container of its own
-_TEMPLATE = re.compile(r"\{[{%#]")  # the workflow goes through Jinja
+_TEMPLATE = re.compile(r"\{[{%#]")  # OSMO processes the workflow with Jinja
 _NODE, _RANKS, _START = "node.sh", "ranks.sh", "start_ranks.py"
 _PORT = 29500
-_LARGEST = 1 << 20  # a file of a task is a secret of Kubernetes, which holds so much
+_LARGEST = 1 << 20  # a task's file is a Kubernetes secret, which has this limit
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OUTPUT_DIR")
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return both workflows, and as files of their own the scripts that they carry."""
+    """Return both workflows, and their scripts as separate files."""
     node = text_file(_NODE, _node(job))
     lines = _begin(job, "--size ranks from --offset, in a world of --world_size")
     begin = quoting.bash_line((parts.python_of(job), f"{AT}/{_START}"))
@@ -63,7 +63,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 
 def workflow(job: ExportedJob) -> str:
-    """Return the workflow whose tasks start torchrun, or what the program starts in its place."""
+    """Return the workflow whose tasks start torchrun, or the program's own launcher."""
     for file in job.program.files:
         if len(file.data) > _LARGEST:
             raise UsageError(
@@ -75,7 +75,7 @@ def workflow(job: ExportedJob) -> str:
 
 
 def names(nodes: int) -> tuple[str, ...]:
-    """Return the names of the tasks of so many nodes."""
+    """Return the names of the tasks for this number of nodes."""
     return ("master", *(f"worker-{place}" for place in range(1, nodes)))
 
 
@@ -185,7 +185,7 @@ def _inline(job: ExportedJob, scripts: Sequence[File]) -> str:
 
 
 def _begin(job: ExportedJob, what: str) -> list[str]:
-    """Return the first lines of a task's script: variables, the master's name, and the folder in which ranks begin."""
+    """Return the first lines of a task's script: variables, the master's name, and the start folder of ranks."""
     lines = [
         f"# What each task runs: {what}.",
         parts.require(_VARIABLES, "the workflow"),

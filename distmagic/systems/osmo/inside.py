@@ -1,8 +1,9 @@
-"""NVIDIA OSMO's words. OSMO sets nothing inside a task: a workflow has these four in `environment`, as exports write them.
+"""Reads the variables of a task in NVIDIA OSMO. OSMO sets none itself; exported workflows set these four in
+`environment`.
 
     DISTMAGIC_WORKFLOW     {{workflow_id}}
     DISTMAGIC_NODE_RANK    0 in the lead (master) task, 1, 2 ... in the workers
-    DISTMAGIC_NNODES       how many tasks the group has
+    DISTMAGIC_NNODES       the number of tasks in the group
     DISTMAGIC_MASTER_ADDR  {{host:TASK}} with the name of the lead task, which may resolve late
 
 Pure.
@@ -23,7 +24,7 @@ VARIABLES = (
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a workflow, None outside one. Raises `UsageError`."""
+    """Return the place of this process in a workflow, None outside of one. Raises `UsageError`."""
     found = Variables("OSMO", environ)
     if not found.has_any(*VARIABLES):
         return None

@@ -1,4 +1,4 @@
-"""NVIDIA OSMO through its program `osmo`: submit, look, follow the log, cancel, fetch. Each call has a time limit."""
+"""Runs NVIDIA OSMO's program `osmo`: submit, query, follow the log, cancel, fetch. Each call has a time limit."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ GET_IT = (
 
 
 def check() -> None:
-    """Raise `UsageError` where there is no program `osmo`."""
+    """Raise `UsageError` if the program `osmo` is missing."""
     if shutil.which("osmo") is None:
         raise UsageError("--on osmo: the program osmo was not found.", GET_IT)
 
 
 def submit(path: Path) -> str:
-    """Submit a workflow; return its ID. Raises `UsageError` where OSMO refuses it, and `Unreachable`."""
+    """Submit a workflow; return its ID. Raises `UsageError` if OSMO refuses it, and `Unreachable`."""
     words = ("workflow", "submit", str(path), "-t", "json")
     return osmo_words.read_id(_said(words, SUBMIT_S, _MAY_RUN))
 
 
 def look(workflow_id: str) -> WorkflowState:
-    """Return how a workflow stands. Raises `DistmagicError` where nobody can tell."""
+    """Return the state of a workflow. Raises `DistmagicError` if it is unknown."""
     words = ("workflow", "query", workflow_id, "-t", "json")
     return osmo_words.read_state(_said(words, QUERY_S))
 
 
 def cancel(workflow_id: str) -> None:
-    """End a workflow. Raises `DistmagicError` where that can't be done."""
+    """Cancel a workflow. Raises `DistmagicError` if that fails."""
     words = ("workflow", "cancel", workflow_id, "-t", "json")
     out = _said(words, CANCEL_S)
     if not osmo_words.was_cancelled(out):
@@ -54,20 +54,20 @@ def cancel(workflow_id: str) -> None:
 
 
 def fetch(url: str, folder: Path) -> None:
-    """Download what lies at a URL of a storage. Raises `DistmagicError`."""
+    """Download a storage URL to a folder. Raises `DistmagicError`."""
     folder.mkdir(parents=True, exist_ok=True)
     _said(("data", "download", url, str(folder)), FETCH_S)
 
 
 def open_log(workflow_id: str) -> subprocess.Popen[bytes]:
-    """Start `osmo workflow logs`: all lines from the first on, until the workflow has ended. It may end before."""
+    """Start `osmo workflow logs`: it prints all lines from the first on, until the workflow has ended, or earlier."""
     return _started(("workflow", "logs", workflow_id), subprocess.DEVNULL)
 
 
 def lines_of(log: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Yield each line, of one that is too long for a line of a log the beginning: the rest has no task's name.
+    """Yield each line; of an overlong line only the start, because the rest has no task's name.
 
-    When all are read, or nobody wants more, the program is ended.
+    The program is ended after the last line, or when the iteration stops.
     """
     assert log.stdout is not None
     is_rest = False
@@ -81,14 +81,14 @@ def lines_of(log: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def break_off(log: subprocess.Popen[bytes]) -> None:
-    """End it: `lines_of` ends then, in another thread too."""
+    """End the log program: `lines_of` then ends, even on another thread."""
     if log.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(log.pid, signal.SIGKILL)
 
 
 def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
-    """Return what `osmo` prints. Raises `UsageError`, or `Unreachable` where it takes too long, with the hint `late`."""
+    """Return the output of `osmo`. Raises `UsageError`, or `Unreachable` after the time limit, with the hint `late`."""
     what = " ".join(("osmo", *words[:2]))
     process = _started(words, subprocess.PIPE)
     try:
@@ -110,7 +110,7 @@ def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
 
 
 def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
-    """Start `osmo` in a session of its own: an interrupt of the terminal is for the notebook alone."""
+    """Start `osmo` in its own session, so that Ctrl-C in a terminal only reaches the notebook."""
     try:
         return subprocess.Popen(
             ["osmo", *words],
@@ -124,7 +124,7 @@ def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a call with all that it has started, if it is not over."""
+    """End a running call with its children."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,8 +1,8 @@
-"""What the program `osmo` says, understood: workflows and their tasks, refusals, lines of a log. Pure.
+"""Parses output of the program `osmo`: workflows and their tasks, refusals, lines of a log. Pure.
 
-Read in the public source of its command line (src/cli/workflow.py and src/service/core/workflow/objects.py, August 2026):
-`-t json` makes submit, query and cancel print JSON, and so an error, as {"message", "code"}; its exit code is 1 for a
-refused workflow, 2 for a user's mistake, 10 where the service can't be reached, 75 where it has too much to do.
+Source: the public code of its command line (src/cli/workflow.py and src/service/core/workflow/objects.py, August 2026).
+With `-t json`, submit, query and cancel print JSON, also for an error: {"message", "code"}. Its exit code is 1 for a
+refused workflow, 2 for a user's mistake, 10 if the service is unreachable, 75 if it is overloaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG = re.compile(
 )
 _AROUND = re.compile(r"Workflow \S+ has (error )?logs:|Log stream has timed out")
 _MOST_CHARS = 500
-_NO_TASK = -1  # of a line of `osmo` itself
+_NO_TASK = -1  # for a line of `osmo` itself
 _MEANING = {
     "FAILED_SUBMISSION": "OSMO could not start it as it was submitted",
     "FAILED_SERVER_ERROR": "OSMO itself failed",
@@ -68,7 +68,7 @@ Put = Callable[[int, protocol.Message, int], object]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
-    """One task of a workflow: its name, its state in OSMO's word, and what OSMO says of a failure."""
+    """One task of a workflow: its name, OSMO's state, and OSMO's message about a failure."""
 
     name: str
     status: str
@@ -77,7 +77,7 @@ class TaskState:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkflowState:
-    """A workflow as OSMO has it."""
+    """The state of a workflow in OSMO."""
 
     status: str
     tasks: tuple[TaskState, ...] = ()
@@ -89,7 +89,7 @@ class WorkflowState:
 
 
 def read_id(out: str) -> str:
-    """Return the ID of a workflow that was submitted. Raises `DistmagicError` for any other answer."""
+    """Return the ID of a submitted workflow. Raises `DistmagicError` for any other answer."""
     name = _document(out).get("name")
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise DistmagicError(
@@ -100,7 +100,7 @@ def read_id(out: str) -> str:
 
 
 def read_state(out: str) -> WorkflowState:
-    """Return what `osmo workflow query` says. Raises `DistmagicError` for what is no such answer."""
+    """Return the output of `osmo workflow query`, parsed. Raises `DistmagicError` for any other text."""
     document = _document(out)
     tasks = []
     try:
@@ -119,12 +119,12 @@ def read_state(out: str) -> WorkflowState:
 
 
 def was_cancelled(out: str) -> bool:
-    """Whether `osmo workflow cancel` did it: where it can't, it says so in words, with exit code 0."""
+    """Whether `osmo workflow cancel` succeeded: on failure it prints a text, with exit code 0."""
     return isinstance(_document(out).get("name"), str)
 
 
 def waiting(workflow_id: str, state: WorkflowState) -> str:
-    """Return a sentence for a workflow that is not over."""
+    """Return a sentence about a workflow that has not ended."""
     tasks = ", ".join(f"{task.name} {task.status}" for task in state.tasks[:8])
     return (
         f"OSMO workflow {workflow_id} is {state.status}{': ' if tasks else ''}{tasks}."
@@ -132,7 +132,7 @@ def waiting(workflow_id: str, state: WorkflowState) -> str:
 
 
 def ended(workflow_id: str, state: WorkflowState) -> str:
-    """Return a sentence for a workflow that failed."""
+    """Return a sentence about a failed workflow."""
     meaning = _MEANING.get(state.status, "")
     text = f"OSMO workflow {workflow_id} ended as {state.status}"
     text += f": {meaning}." if meaning else "."
@@ -143,7 +143,7 @@ def ended(workflow_id: str, state: WorkflowState) -> str:
 
 
 def refused(what: str, code: int, out: str, err: str) -> DistmagicError:
-    """Return the error of a call of `osmo` that failed; `what` are its words."""
+    """Return the error of a failed call of `osmo`; `what` are its arguments."""
     message = _document(out).get("message")
     said = _short(message if isinstance(message, str) else out or err)
     text = f"{what} failed: {said or f'exit code {code}'}"
@@ -157,7 +157,7 @@ def refused(what: str, code: int, out: str, err: str) -> DistmagicError:
 
 
 def _document(out: str) -> dict[str, Any]:
-    """Return the JSON object of an answer, which warnings may stand before; {} where there is none."""
+    """Return the JSON object in an answer, possibly after warnings; {} if there is none."""
     begin = out.find("{")
     try:
         found = json.loads(out[begin:]) if begin >= 0 else {}
@@ -174,9 +174,10 @@ def _short(text: str) -> str:
 
 
 class LogReader:
-    """Reads lines, calls `put` with a task's number, an event and its size. Lines that came before are passed over.
+    """Reads lines, and calls `put` with a task's number, an event and its size. Lines read before are skipped.
 
-    `finished` are the tasks whose last log line has come, `result` is what rank 0 returned, which the first task writes.
+    `finished` are the tasks whose last log line has come, `result` is rank 0's return value, which the first task
+    writes.
     """
 
     def __init__(self, tasks: tuple[str, ...], put: Put) -> None:
@@ -186,18 +187,18 @@ class LogReader:
         self._put = put
         self._joining: dict[int, Joining] = {}
         self._last: dict[int, int] = {}  # the number of the last event, by task
-        # How many lines there were that are no events, by task: in all, and in this reading.
+        # The number of ordinary lines, by task: in all, and in this reading.
         self._shown: Counter[int] = Counter()
         self._shown_now: Counter[int] = Counter()
         self._offset = 0
 
     def begin(self) -> None:
-        """Begin with the log's first line, again where it was read before."""
+        """Start with the log's first line, possibly again."""
         self._joining = {}
         self._shown_now.clear()
 
     def read(self, line: str) -> None:
-        """Take one line. No line raises anything."""
+        """Handle one line. Never raises."""
         prefix = _LOG.match(line)
         text = line[prefix.end() :] if prefix else line
         task = self._numbers.get(prefix[1] if prefix else "", _NO_TASK)
@@ -215,7 +216,7 @@ class LogReader:
             return
         if part.kind == log_lines.RESULT:
             if task == part.number == 0 and len(whole) <= 2 * MOST_RESULT_BYTES:
-                with suppress(ValueError):  # it came damaged
+                with suppress(ValueError):  # it arrived damaged
                     self.result = base64.b64decode(whole, validate=True)
         elif part.number > self._last.get(task, 0):
             self._last[task] = part.number

@@ -1,10 +1,10 @@
 """`--on osmo`: a run as a workflow of OSMO, followed by its log.
 
     the payload, as files of the workflow   -> osmo workflow submit
-    what the tasks write (remote/contact/task.py) -> osmo workflow logs -> events -> the view of any run
+    output of tasks (remote/contact/task.py) -> osmo workflow logs -> events -> the view of any run
     an interrupt                            -> osmo workflow cancel
 
-Here: what the workflow carries, and what it can't have. workflow.py submits and follows it.
+This module makes the workflow's content, and rejects unsupported flags. workflow.py submits and follows it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OTHER_FLAGS = {
 
 
 def check(request: Request) -> None:
-    """Raise `UsageError` for what a run on OSMO can't have, and where there is no program `osmo`."""
+    """Raise `UsageError` for flags that a run on OSMO does not support, and if the program `osmo` is missing."""
     osmo.check()
     for name, why in _OTHER_FLAGS.items():
         if getattr(request.spec, name):
@@ -76,9 +76,9 @@ def check(request: Request) -> None:
 def run(
     request: Request, payload: Payload, screen: Screen, variable: str = "run"
 ) -> Run:
-    """Run a payload as a workflow, and return what is left of it. `variable` as for `Session.launch`.
+    """Run a payload as a workflow, and return its `Run`. `variable` as for `Session.launch`.
 
-    Raises `UsageError` and `Unreachable` where it can't be submitted; else what any run raises, with its `Run`.
+    Raises `UsageError` and `Unreachable` if it can't be submitted; else the errors of any run, with its `Run`.
     """
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     terms = terms_of(
@@ -105,7 +105,7 @@ def run(
 
 
 def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:
-    """Return the workflow's job: what the tasks start is a `StartNode`, with its blobs and the half that travels."""
+    """Return the workflow's job: its tasks start a `StartNode`, with its blobs and the bundle."""
     assert request.workflow is not None
     spec = request.spec
     name = spec.name or (Path(payload.name).stem if payload.name else "cell")
@@ -136,7 +136,7 @@ def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:
 
 
 def _start(job: ExportedJob, payload: Payload, terms: JobTerms) -> StartNode:
-    """Return the message that starts every node; a task puts its own number and addresses into it."""
+    """Return the message that starts every node; a task fills in its own number and addresses."""
     work = with_files(replace(work_dir(job.spec, payload), is_fresh=True), payload)
     return StartNode(
         job=time.strftime("%m%d-%H%M%S-") + secrets.token_hex(4),

@@ -1,11 +1,12 @@
-"""One run as a workflow of OSMO: submitted, followed by its log, cancelled by an interrupt.
+"""One run as an OSMO workflow: submitted, followed by its log, cancelled by an interrupt.
 
     submitted   `osmo workflow submit` has given it an ID
-    followed    one thread looks at its state, less and less often; another reads its log, again where it breaks off
-    over        OSMO says so, and one reading of the log has begun after that, or `LAST_LINES_S` are over
+    followed    one thread polls its state with growing pauses; another reads its log, again if it breaks off
+    over        OSMO reports its end, and the log was read once more from then, or `LAST_LINES_S` have passed
 
-Promised: no call of `osmo` lasts for ever, and no line of the log is taken twice. Not promised: that all lines come, for
-OSMO keeps the last ones only; then its word decides how the run ended. A kernel that dies leaves the workflow running.
+Promised: no call of `osmo` lasts forever, and no line of the log is used twice. Not promised: that all lines arrive,
+because OSMO only keeps the last ones; then OSMO's state decides how the run ended. If the kernel dies, the workflow
+runs on.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ from distmagic.state.verdict import verdict
 from distmagic.systems.osmo import osmo, osmo_words
 from distmagic.systems.osmo.osmo_words import COMPLETED, LogReader, WorkflowState
 
-LAST_LINES_S = 15.0  # for the log to end after its workflow
-_OFTEN_S, _LATER_S = 1.0, 10.0  # between two looks, in the first half minute and later
+LAST_LINES_S = 15.0  # time for the log to end after its workflow
+# Pauses between polls, in the first half minute and later.
+_OFTEN_S, _LATER_S = 1.0, 10.0
 _SOON = 30
 
 
 class WorkflowRun:
-    """One workflow from its submission to its end, with these tasks, of which each is a node. `workflow_id` is "" before.
+    """One workflow from its submission to its end; each of its tasks is a node. `workflow_id` is "" before the
+    submission.
 
-    `text` is the workflow; `variable` the one that gets the run.
+    `text` is the workflow; `variable` the name of the run's variable.
     """
 
     def __init__(
@@ -71,12 +74,13 @@ class WorkflowRun:
             state, self._queue, screen, time.sleep, self._noted, clock, str
         )
         self._loop.note(planned)
-        self._is_over = threading.Event()  # the workflow; or nobody waits for it
-        self._has_left = threading.Event()  # nobody reads its log any more
+        # The workflow has ended, or the user stopped waiting.
+        self._is_over = threading.Event()
+        self._has_left = threading.Event()  # the log is no longer read
         self._log: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Run:
-        """Do all of it, on the main thread. Raises what its end means."""
+        """Submit and follow the workflow, on the main thread. Raises the run's error."""
         pool = threads_for(2, "osmo")
         try:
             with interrupts.sent_to(self._noted):
@@ -86,7 +90,7 @@ class WorkflowRun:
                 try:
                     self._loop.wait_for([following])
                 except KeyboardInterrupt:
-                    # A second interrupt no longer waits for the workflow's end.
+                    # A second interrupt stops waiting for the workflow's end.
                     self._loop.note(StopRequested(reason="interrupted"))
                     cancelling = pool.submit(osmo.cancel, self.workflow_id)
                     try:
@@ -108,7 +112,7 @@ class WorkflowRun:
             pool.shutdown(wait=False)
 
     def _submit(self, pool: ThreadPoolExecutor) -> None:
-        """Submit the workflow; one that was interrupted meanwhile is cancelled."""
+        """Submit the workflow; cancel it if an interrupt came meanwhile."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "workflow.yaml"
             path.write_text(self._text)
@@ -130,7 +134,7 @@ class WorkflowRun:
     # ---- following, on threads
 
     def _follow(self) -> WorkflowState | None:
-        """Look at the workflow until it is over, and read its log meanwhile; return its last state, None if nobody waits."""
+        """Poll the workflow until it ends, reading its log; return its last state, None if the user stopped waiting."""
         log = threads.begin("osmo-log", self._read_log)
         state = self._last_state()
         self._is_over.set()
@@ -159,7 +163,7 @@ class WorkflowRun:
         return None
 
     def _read_log(self) -> None:
-        """Read the log from its beginning, again where it breaks off, until one reading has all of it."""
+        """Read the log from its start, again if it breaks off, until one pass has all of it."""
         for pause_s in _pauses():
             has_all = self._is_over.is_set()  # of a stream that is opened from now on
             with suppress(DistmagicError):  # the other thread says what is wrong
@@ -181,7 +185,7 @@ class WorkflowRun:
     # ---- the end
 
     def _finish(self, state: WorkflowState | None) -> Run:
-        """Return what is left of the run, as its log and its last state say. Raises what its end means."""
+        """Return the finished run, from its log and its last state. Raises its error."""
         assert state is not None
         is_done = state.status == COMPLETED
         for node, name in enumerate(self._tasks):
@@ -234,7 +238,7 @@ def _by_hand(workflow_id: str) -> str:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield how long to wait between two looks: less and less often."""
+    """Yield the pauses between two polls, which grow."""
     yield from [_OFTEN_S] * _SOON
     while True:
         yield _LATER_S

@@ -1,12 +1,12 @@
-"""SING Cloud: an image, whose entry point starts on every node, and what the platform's variables are. Pure.
+"""SING Cloud: an image whose entry point starts on every node. It reads the platform's variables. Pure.
 
     SING_RANK                                 the number of a node, 0 being the first
     SING_WORLD_SIZE                           the number of nodes
-    SING_MASTER_ADDR                          the first node's name; without it the name is made of the next two:
+    SING_MASTER_ADDR                          the first node's name; by default made from the next two:
     SING_JOB_NAME, SING_HOSTNAME_SUFFIX       node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
     SING_HOST_ADDR                            a node's own name or address
 
-Secrets of `--env` are not in the image: they are variables of the job, for which `secrets.env` has the lines.
+Secrets of `--env` are not in the image: they must be set as variables of the job; `secrets.env` lists them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _node(job: ExportedJob) -> str:
 
 
 def _secrets(job: ExportedJob) -> tuple[File, ...]:
-    """Return the file with a line for each secret, as `--env-file` of docker takes it. Raises `UsageError`."""
+    """Return the file with a line for each secret, in the format of docker's `--env-file`. Raises `UsageError`."""
     lines = []
     for name, value in job.secrets:
         if "\n" in value or "\r" in value:

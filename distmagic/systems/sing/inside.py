@@ -1,4 +1,7 @@
-"""SING Cloud's words: SING_RANK and SING_WORLD_SIZE count nodes; node i is JOB-i.SUFFIX, a name that may resolve late. Pure."""
+"""Reads SING Cloud's variables. Pure.
+
+SING_RANK and SING_WORLD_SIZE count nodes; node i is JOB-i.SUFFIX, a name that may resolve late.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _NEEDED = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFI
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a job, None outside one. Raises `UsageError`."""
+    """Return the place of this process in a job, None outside of one. Raises `UsageError`."""
     found = Variables("SING Cloud", environ)
     if not found.has_any(*_NEEDED, "SING_MASTER_ADDR", "SING_HOST_ADDR"):
         return None

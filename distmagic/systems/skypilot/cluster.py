@@ -1,13 +1,13 @@
-"""A cluster of SkyPilot as the SSH hosts that it is: found or launched, reached with the keys that were seen first.
+"""A SkyPilot cluster as SSH hosts: found or launched, and reached with the host keys seen first.
 
-    asked     `sky status` runs, and writes how the hosts are reached
-    launching it was asked for by its size, and is not up yet: `sky launch` runs
-    found     the hosts are known; each connection is SSH with SkyPilot's own file
-    doubtful  a host did not answer: the next cell asks again whether the cluster is up
+    asked     `sky status` runs, and writes the hosts' ssh configuration
+    launching it was requested by its size, and is not up yet: `sky launch` runs
+    found     the hosts are known; each connection is SSH with SkyPilot's configuration
+    doubtful  a host did not answer: the next cell checks again whether the cluster is up
 
-Where the program is not installed, its file alone is read: a cluster that others have launched may be used so.
-Promised: what was launched here for the first time and given up, or failed, is taken down; nothing else is, unless
-somebody asks for it by its name. A kernel that ends leaves its cluster to SkyPilot, which takes it down when it is idle.
+If the program is not installed, only its configuration file is read, so a cluster that others have launched can be
+used. Promised: a cluster that this notebook launched, and that failed or was given up during the launch, is shut down;
+no other one is, unless a user requests it by name. When the kernel ends, SkyPilot shuts the idle cluster down.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ Tell = Callable[[str], object]
 
 
 class Cluster:
-    """One cluster whose hosts a cell uses. `hosts` is () until it is known that it is up.
+    """One cluster whose hosts a cell uses. `hosts` is () until it is known to be up.
 
-    `cluster` is SkyPilot's name of it, and `source` tells this launch of it from others. `error` is set when it is over.
+    `cluster` is SkyPilot's name of it, and `source` distinguishes this launch from others. `error` is set when it is
+    over.
     """
 
     def __init__(self, request: SkyRequest, owner: str) -> None:
-        """Raises `UsageError` where neither SkyPilot's program nor a file of the cluster is there."""
+        """Raises `UsageError` if both SkyPilot's program and the cluster's file are missing."""
         self.request = request
         self.cluster = request.name or sky_words.name_for(owner, request)
         self.source = self._source("")
@@ -75,22 +76,22 @@ class Cluster:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the cluster can be used, as far as is known."""
+        """Whether the cluster is usable, as far as known."""
         return self.error is None
 
     @property
     def awaited(self) -> int:
-        """How many hosts it will have, as far as that is known."""
+        """The number of hosts it will have, as far as known."""
         return self.request.nodes or 1
 
     def fits(self, request: HostsRequest) -> bool:
-        """Whether the cluster fits a cell's request."""
+        """Whether the cluster satisfies a cell's request."""
         if not isinstance(request, SkyRequest):
             return False
         return request == self.request or request.name == self.cluster
 
     def check(self, asker: Asker) -> bool:  # noqa: ARG002 - as an allocation's
-        """Return whether it can be used, for a run that is to come; one in doubt is not: the next one asks SkyPilot."""
+        """Return whether a coming run can use it; False if in doubt: then the run asks SkyPilot."""
         if self._is_doubtful:
             self.leave()
         if self.hosts and self.is_alive:
@@ -98,7 +99,7 @@ class Cluster:
         return self.is_alive
 
     def _ask(self) -> sky.SkyCommand | None:
-        """Begin to ask SkyPilot; None where its program is not there, but the cluster's file is."""
+        """Start to ask SkyPilot; None if its program is missing, but the cluster's file exists."""
         try:
             return self._begin(sky_words.STATUS)
         except UsageError:
@@ -107,7 +108,7 @@ class Cluster:
             return None
 
     def _begin(self, words: tuple[str, ...]) -> sky.SkyCommand:
-        """Begin a command that ends when the cluster is given up, from whatever thread. Raises `error` then."""
+        """Start a command that ends when any thread gives the cluster up. Raises `error` then."""
         self._raise_if_over()
         command = sky.SkyCommand(words)
         self._begun.append(command)
@@ -122,21 +123,21 @@ class Cluster:
 
     @property
     def _file(self) -> Path:
-        """Where SkyPilot writes how the hosts are reached."""
+        """The file in which SkyPilot writes the hosts' ssh configuration."""
         return Path(sky_words.SSH_FOLDER).expanduser() / self.cluster
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is one that is launched for a notebook, and not one that a user has named."""
+        """Whether it was launched for a notebook, and not named by a user."""
         return not self.request.name
 
     # ---- found
 
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
-        """Return the hosts as soon as they are known, having launched them if need be; `tell` gets what it waits for.
+        """Return the hosts once they are known, launching the cluster if needed; `tell` gets the reason for the wait.
 
-        Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by
-        another thread, `Unreachable` where SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
+        Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by another
+        thread, `Unreachable` if SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
         """
         if self.hosts:
             return self.hosts
@@ -149,7 +150,7 @@ class Cluster:
         return self.hosts
 
     def _ended_by(self, caught: BaseException, asker: NotebookAsker) -> BaseException:
-        """Return why it is over; what was launched is taken down, if it was not there before, and nobody else waits for it."""
+        """Return the reason of its end; shut it down if it was launched now and no other run waits for it."""
         if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
             return caught
         # A command that was ended fails, too; whoever has given the cluster up has said so before.
@@ -168,7 +169,7 @@ class Cluster:
         return error
 
     def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
-        """Return the state of a cluster that is up. Raises `UsageError` if it is not, and `Unreachable`."""
+        """Return the state of a running cluster. Raises `UsageError` if it is not up, and `Unreachable`."""
         if self._asked is None:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
@@ -191,14 +192,14 @@ class Cluster:
         return state
 
     def _hold_on(self) -> None:
-        """Keep it from stopping while the run that is to come lasts, where the job that holds it may be about to end."""
+        """Keep the cluster up for the coming run, if its holding job may be about to end."""
         sure_s = sky.hold_s(self.request)
         if self._stops and up_s() > self._held_at + sure_s / 2:
             self._held_at = up_s()
             sky.hold_in_background(self.request, self.cluster)
 
     def _find(self, state: ClusterState) -> None:
-        """Read how its hosts are reached."""
+        """Read the hosts' ssh configuration."""
         self._stops = self.is_ours or state.stops
         names = sky_words.hosts_in(_read(self._file), self.cluster)
         if not names:
@@ -229,12 +230,12 @@ class Cluster:
         )
 
     def advise(self, error: RunError) -> None:
-        """Have the error of a run on its hosts say what to do, as far as it has part in it."""
+        """Add advice to the error of a run on its hosts, as far as the cluster is involved."""
         if isinstance(error, NodeLost) and self.error is not None:
             error.hint = self.error.hint
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return the way to one of the hosts. Raises what connecting raises."""
+        """Return a transport to one of the hosts. Raises the errors of connecting."""
         own = Access(
             ssh_config=str(self._file),
             ssh_command=access.ssh_command,
@@ -250,9 +251,9 @@ class Cluster:
     # ---- the end
 
     def end(self) -> None:
-        """Take the cluster down if this notebook launched it. A cluster that the user named keeps running.
+        """Shut the cluster down if this notebook launched it. A cluster that the user named keeps running.
 
-        If `wait` is still launching it on another thread, that thread takes it down.
+        If `wait` is still launching it on another thread, that thread shuts it down.
         """
         with self._ending:
             is_up = bool(self.hosts) and self.error is None
@@ -267,7 +268,7 @@ class Cluster:
             print(error, file=sys.stderr)  # noqa: T201
 
     def leave(self) -> None:
-        """Leave the cluster to SkyPilot, which stops it when idle; end our processes for it on this machine."""
+        """Leave the cluster to SkyPilot, which stops it when idle; end this machine's processes for it."""
         # Before any command ends: whoever waits for it raises this.
         if self.error is None:
             self.error = UsageError(f"The cluster {self.cluster} was given up.")
@@ -276,9 +277,10 @@ class Cluster:
 
 
 class _ForwardedTransport:
-    """SSH to a host that may be reached through a forwarded port, as pods and nodes of Slurm are.
+    """SSH to a host that may be behind a forwarded port, such as a pod or a Slurm node.
 
-    Such a host sees a connection from itself. So it is told an address outside, towards which its own one is looked for.
+    Such a host sees a connection from itself. So it gets an outside address, and determines its own address on the
+    route to that.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -286,7 +288,7 @@ class _ForwardedTransport:
         self.warnings = inner.warnings
 
     def start(self, argv: tuple[str, ...]) -> Process:
-        """Start `argv` there, with that address among its variables."""
+        """Start `argv` on the host, with that address among its variables."""
         return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
 
     def close(self) -> None:

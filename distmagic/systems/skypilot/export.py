@@ -1,7 +1,7 @@
 """SkyPilot: a task with the static rendezvous, and one with c10d. Pure.
 
-SkyPilot's own variables say how many nodes and GPUs there are, so `sky launch --num-nodes 4 --gpus L4:4` needs no edit.
-Variables and secrets are the task's `envs` and `secrets`, which SkyPilot hands to every node.
+The task reads the number of nodes and GPUs from SkyPilot's variables, so `sky launch --num-nodes 4 --gpus L4:4` needs
+no edit. Variables and secrets are the task's `envs` and `secrets`, which SkyPilot sets on every node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNT_ADDRESSES = (
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return both tasks. They are private where they have secrets in them."""
+    """Return both tasks. The files are private if they contain secrets."""
     is_private = bool(job.secrets)
     return (
         text_file("task.yaml", _task(job, "static"), is_private=is_private),

@@ -1,4 +1,4 @@
-"""What `--on sky` gives a notebook: clusters, which it uses, launches, lists and takes down."""
+"""Provides hosts for `--on sky`: uses, launches, lists and shuts down clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distmagic.transports.asking import Asker
 
 
 def asked(place: str, wanted: Wanted) -> SkyRequest:
-    """Return what a line asks for: the cluster after sky:, or a new one, and its flags. Raises `UsageError`."""
+    """Return the request of a line: the cluster after sky:, or a new one, and its flags. Raises `UsageError`."""
     for option, _ in wanted.options:
         cure = "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml."
         if option == "gpus-per-node":
@@ -59,7 +59,7 @@ def asked(place: str, wanted: Wanted) -> SkyRequest:
 
 
 def preview(request: SkyRequest, _: Access, owner: str, *, is_elastic: bool) -> str:  # noqa: ARG001
-    """Return the command that SkyPilot would get; none is run."""
+    """Return the command for SkyPilot. Runs nothing."""
     if request.name:
         return f"The cluster {request.name} of SkyPilot would be used as it is."
     name = sky_words.name_for(owner, request)
@@ -75,7 +75,7 @@ class SkyPool:
     def get(
         self, request: SkyRequest, _: Access, __: Asker, owner: str, *, is_elastic: bool,  # noqa: ARG002 - as in any pool
     ) -> Cluster:  # fmt: skip
-        """Return a cluster that is about to be found, or launched."""
+        """Return a cluster that will be found, or launched."""
         made = Cluster(request, owner)
         self._made.append(made)
         return made
@@ -96,9 +96,10 @@ class SkyPool:
         return rows if rows[1:] else [("SkyPilot has no cluster",)]
 
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
-        """Take a cluster down, also one that is not held, and return what SkyPilot says.
+        """Shut a cluster down, even one that this kernel does not use, and return SkyPilot's message.
 
-        Raises `UsageError` for what is no name, such as an option or a pattern that means others too, and `Unreachable`.
+        Raises `UsageError` for an invalid name, such as an option or a pattern that matches other clusters, and
+        `Unreachable`.
         """
         if not cluster:
             raise UsageError("--cluster names no cluster.", "Write --cluster NAME.")
@@ -109,7 +110,7 @@ class SkyPool:
         return sky.take_down(cluster, asker)
 
     def close(self) -> None:
-        """Forget them."""
+        """Forget all clusters."""
         self._made = []
 
 

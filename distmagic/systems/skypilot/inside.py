@@ -1,4 +1,4 @@
-"""SkyPilot's words: what it sets on each node of a task (0.14: SKYPILOT_NODE_IPS has an address a line, head first). Pure."""
+"""Reads SkyPilot's variables on a task's node (0.14: SKYPILOT_NODE_IPS has one address per line, head first). Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NEEDED = ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a task, None outside one. Raises `UsageError`."""
+    """Return the place of this process in a task, None outside of one. Raises `UsageError`."""
     found = Variables("SkyPilot", environ)
     if not found.has_any(*_NEEDED):
         return None

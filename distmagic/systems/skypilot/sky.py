@@ -1,11 +1,11 @@
-"""SkyPilot's program, `sky`: status, launch, hold, down. Each with a time limit, and ended when it is given up.
+"""Runs SkyPilot's program, `sky`: status, launch, hold, down. Each has a time limit.
 
-A command runs while the notebook does other things, until somebody waits for it. It starts SkyPilot's own server where
-that does not run yet, which stays: it is SkyPilot's.
+A command runs in the background until a caller waits for it. It starts SkyPilot's own server if necessary, which keeps
+running.
 
-SkyPilot stops or takes down a cluster by itself when its queue of jobs was empty for some minutes (autostop). Ranks of
-ours are in no queue, and an SSH session without a terminal does not count either. So one job of its queue is ours:
-hold.py, which lives as long as a job of distmagic runs there, and for the idle time after that.
+SkyPilot stops a cluster whose job queue was empty for some minutes (autostop). Ranks of distmagic are not in that
+queue, and an SSH session without a terminal does not count either. So distmagic puts a job into the queue, hold.py,
+which lives as long as a distmagic job runs on the cluster, plus the idle time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LAST_LINES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SkyAnswer:
-    """What a command has said: `out` of `status` on stdout, `said` is the end of all."""
+    """The result of a command: `out` is stdout of `status`, `said` the end of its output."""
 
     code: int
     out: str
@@ -56,10 +56,10 @@ class SkyAnswer:
 
 
 class SkyCommand:
-    """One `sky` command, begun at once."""
+    """One `sky` command, started at once."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
-        """Raises `UsageError` where there is no such program."""
+        """Raises `UsageError` if the program is missing."""
         program = shutil.which("sky")
         if program is None:
             raise UsageError("SkyPilot's program sky was not found.", sky_words.GET_IT)
@@ -77,7 +77,7 @@ class SkyCommand:
         )
 
     def _last_lines(self, count: int) -> str:
-        """Return the last lines that say something."""
+        """Return the last non-empty lines."""
         file = self._said.fileno()
         begin = max(os.fstat(file).st_size - _TAIL_BYTES, 0)
         text = os.pread(file, _TAIL_BYTES, begin).decode(errors="replace")
@@ -90,10 +90,10 @@ class SkyCommand:
         timeout_s: float,
         tell: Callable[[str], object] = lambda _: None,
     ) -> SkyAnswer:
-        """Return how it ended; `tell` gets what it says last, as long as it runs.
+        """Wait for the end and return the result; `tell` gets the latest line of output.
 
-        Call it on the main thread: questions are asked there meanwhile. Raises `Unreachable` if it takes too long; then,
-        and for an interrupt, it is ended.
+        Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it takes too long;
+        then, and for an interrupt, the command is ended.
         """
         end_s, told = time.monotonic() + timeout_s, ""
         try:
@@ -109,7 +109,10 @@ class SkyCommand:
         return self.result(0.0)
 
     def result(self, timeout_s: float) -> SkyAnswer:
-        """Return how it ended, from any thread. Raises `Unreachable` if it takes too long; then it is ended."""
+        """Wait for the end and return the result, on any thread.
+
+        Raises `Unreachable` if it takes too long, and ends it.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         if self._process.poll() is None:
@@ -127,7 +130,7 @@ class SkyCommand:
         )
 
     def end(self) -> None:
-        """End it, if it still runs. What it has asked SkyPilot's server for goes on there."""
+        """End the command, if it still runs. SkyPilot's server continues with its request."""
         if self._process.poll() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -160,7 +163,7 @@ def failed(what: str, answer: SkyAnswer) -> DistmagicError:
 
 
 def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
-    """Return the arguments that launch a cluster. Without a task's `run` it only sets the hosts up."""
+    """Return the arguments that launch a cluster. Without a task's `run` it only sets up the hosts."""
     words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
     if request.nodes:
         words += ["--num-nodes", str(request.nodes)]
@@ -171,14 +174,14 @@ def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
 
 
 def hold_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
-    """Return the arguments that put the job into the queue that keeps the cluster from stopping."""
+    """Return the arguments that queue the job which keeps the cluster up."""
     argv = program_text.command("python3", "hold", {"idle_s": hold_s(request)})
     name = ("--detach-run", "--name", "distmagic-hold")
     return ("exec", *name, cluster, "--", shlex.join(argv))
 
 
 def hold_s(request: SkyRequest) -> float:
-    """Return for how long the queue is not empty when the last job has ended; of a user's own cluster not for long."""
+    """Return how long the queue stays non-empty after the last job; only a short time for a user's own cluster."""
     if request.name:
         return _LEAST_S
     return max(request.idle_s - 60.0 * _stop_minutes(request), _LEAST_S)
@@ -195,10 +198,10 @@ def launch(
     asker: NotebookAsker,
     tell: Callable[[str], object],
 ) -> None:
-    """Launch a cluster, and put the job that holds it into its queue; `tell` gets what SkyPilot says.
+    """Launch a cluster, and queue the holding job; `tell` gets SkyPilot's output.
 
-    `begin` begins a command. Raises what that raises, `Unreachable` with SkyPilot's last words, and KeyboardInterrupt; it
-    goes on launching then until it is taken down.
+    `begin` starts a command. Raises its errors, `Unreachable` with SkyPilot's last output, and KeyboardInterrupt; the
+    launch then continues until the cluster is shut down.
     """
 
     doing = f"SkyPilot launches the cluster {cluster}: "
@@ -214,7 +217,7 @@ def launch(
 
 
 def hold_in_background(request: SkyRequest, cluster: str) -> None:
-    """Put another holding job into the queue: the one before may be about to end. A failure is printed."""
+    """Queue another holding job, because the previous one may be about to end. A failure is printed."""
 
     def hold() -> None:
         said = _failure(hold_words(request, cluster), EXEC_S)
@@ -226,7 +229,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
 
 
 def take_down(cluster: str, asker: NotebookAsker) -> str:
-    """Take a cluster down; when it is gone, return what SkyPilot says. Raises `Unreachable`."""
+    """Shut a cluster down, and return SkyPilot's message once it is gone. Raises `Unreachable`."""
     answer = SkyCommand(("down", "--yes", cluster)).wait(asker, DOWN_S)
     if answer.code != 0:
         raise failed(f"sky down {cluster}", answer)
@@ -234,7 +237,7 @@ def take_down(cluster: str, asker: NotebookAsker) -> str:
 
 
 def take_down_soon(cluster: str) -> str:
-    """Have a cluster that is being launched be taken down; return in words how far that is."""
+    """Request the shutdown of a cluster that is being launched; return the state of that as text."""
     said = _failure(("down", "--yes", "--async", cluster), _SOON_S)
     if said:
         return f"It may not be taken down: {said} By hand: sky down {cluster}"
@@ -242,7 +245,7 @@ def take_down_soon(cluster: str) -> str:
 
 
 def _failure(words: tuple[str, ...], limit_s: float) -> str:
-    """Run a command; return why it failed, "" if it did not."""
+    """Run a command; return its error, "" for success."""
     try:
         answer = SkyCommand(words).result(limit_s)
     except DistmagicError as error:

@@ -1,7 +1,7 @@
-"""SkyPilot's words: what its program is told, and what it says of clusters. Pure.
+"""Parses output of SkyPilot's program about clusters, and its ssh configuration. Pure.
 
-A cluster NAME is the SSH hosts NAME, NAME-worker1, NAME-worker2 and so on, the head first. The program writes how they
-are reached into a file of its own, one a cluster, whenever it launches one or is asked how it stands.
+A cluster NAME has the SSH hosts NAME, NAME-worker1, NAME-worker2 and so on, head first. The program writes their ssh
+configuration to a file for each cluster, at every launch and status query.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ GET_IT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """A cluster as SkyPilot has it. `status` is UP, INIT, STOPPED or the like; `launch` tells one launch from the next.
+    """The state of a cluster in SkyPilot. `status` is UP, INIT, STOPPED or similar; `launch` identifies the launch.
 
-    `stops`: SkyPilot stops it when its queue of jobs was empty for some time.
+    `stops`: SkyPilot stops it when its job queue was empty for some time.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ClusterState:
 
 
 def states(out: str) -> tuple[ClusterState, ...]:
-    """Return the clusters in what `status` has printed. Raises `ValueError` where there is no list in it."""
+    """Return the clusters in output of `status`. Raises `ValueError` if it contains no list."""
     # It may have drawn a spinner before, also into a pipe, and the list follows what wipes that away.
     text = sanitize.ESCAPE.sub("", out).replace("\r", "\n")
     start = re.search(r"^\[(?=\s*[{\]])", text, re.MULTILINE)
@@ -62,9 +62,9 @@ def states(out: str) -> tuple[ClusterState, ...]:
 
 
 def name_for(owner: str, request: SkyRequest) -> str:
-    """Return the name of the cluster that is launched for a notebook: the same one when it asks for the same again.
+    """Return the name of a notebook's cluster: equal requests give the same name.
 
-    `owner` is as hosts know the notebook: ann@laptop:/home/ann/train.ipynb.
+    `owner` is the notebook's owner name: ann@laptop:/home/ann/train.ipynb.
     """
     asked = f"{owner} {request.nodes} {request.gpus} {request.file}"
     number = hashlib.sha256(asked.encode()).hexdigest()[:6]
@@ -75,7 +75,7 @@ def name_for(owner: str, request: SkyRequest) -> str:
 
 
 def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
-    """Return the hosts of a cluster in the file that SkyPilot has written for ssh, the head first."""
+    """Return the hosts of a cluster in SkyPilot's ssh configuration, head first."""
     name = re.escape(cluster)
     found = re.findall(rf"(?m)^Host ({name}(?:-worker(\d+))?)\s*$", text)
     found.sort(key=lambda host: int(host[1] or 0))
@@ -83,16 +83,16 @@ def hosts_in(text: str, cluster: str) -> tuple[str, ...]:
 
 
 def plain(line: str) -> str:
-    """Return a line that the program has printed without anything that a terminal obeys.
+    """Return a line of the program's output without terminal control sequences.
 
-    What a carriage return has replaced is left out.
+    Text before a carriage return is left out.
     """
     last = sanitize.ESCAPE.sub("", line).rstrip("\r\n").rpartition("\r")[2]
     return sanitize.line(last).strip()
 
 
 def not_up(name: str, known: Sequence[ClusterState]) -> UsageError:
-    """Return the error of a cluster that can't be used; `known` are all that there are."""
+    """Return the error for an unusable cluster; `known` are all existing ones."""
     state = next((one for one in known if one.name == name), None)
     if state is None:
         there = sorted(f"{one.name} ({one.status})" for one in known)

@@ -1,12 +1,12 @@
-"""One allocation of Slurm: submitted, waited for, held by its lease while the kernel lives, ended.
+"""One Slurm allocation: submitted, waited for, held by its lease while the kernel lives, ended.
 
-    pending   sbatch has given it a number; `wait` looks at it less and less often
-    held      its nodes are known and the lead's keeper has said "ready"; a thread renews the lease over that pipe,
-              and opens another one when it breaks. Nothing asks squeue
-    ended     told by a pipe that breaks and by squeue, which is asked once then; `error` says how
+    pending   sbatch has given it an ID; `wait` checks it with growing pauses
+    held      its nodes are known and the lead's keeper has sent "ready"; a thread renews the lease over that pipe,
+              and opens another one when it breaks. squeue is not called
+    ended     the pipe breaks, and squeue is called once to confirm it; `error` has the reason
 
-Promised: a kernel that is gone leaves no allocation, after the lease at the latest, or, if it was pending, after the
-first lease of its keeper. Not promised: that squeue is right at once.
+Promised: after its kernel has gone, an allocation ends when its lease expires, or, if it was pending, its keeper's
+first lease. Not promised: that squeue is immediately up to date.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from distmagic.systems.slurm.srun import Node, SrunTransport
 from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports.asking import Asker
 
-SETUP_S = 300.0  # for the set-up and the keepers of nodes that are ours already
-_LOOK_S = 5.0  # between two questions how an allocation ended whose pipes break
+SETUP_S = 300.0  # time for the set-up and the keepers on nodes that were allocated
+_LOOK_S = 5.0  # pause between two queries about an allocation with broken pipes
 _AGAIN_S = 2.0  # between attempts to hold it again
-_COMPLETING_S = 35.0  # for a job that ends to say how: Slurm's KillWait, and some more
+# Time for an ending job to report how: Slurm's KillWait, and some more.
+_COMPLETING_S = 35.0
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
 MORE_MEMORY = "Ask Slurm for more: --mem 64G on each node, or --exclusive --mem 0 for all that a node has."
 
@@ -52,15 +53,15 @@ Tell = Callable[[str], object]
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between looks at a pending job: most begin at once, and the others need no hurry."""
+    """Yield the seconds between checks of a pending job: most start at once, and the others need no hurry."""
     yield from [0.25] * 4 + [1.0] * 9 + [5.0] * 6 + [15.0] * 8
     yield from itertools.repeat(30.0)
 
 
 class Allocation:
-    """One job of Slurm whose nodes are this kernel's. `hosts` are its nodes, () while it is pending.
+    """One Slurm job whose nodes this kernel uses. `hosts` are its nodes, () while it is pending.
 
-    `job` is its number; `source` tells it from the jobs of other clusters. `error` says how it ended, None before that.
+    `job` is its ID; `source` distinguishes it from jobs of other clusters. `error` is how it ended, None before that.
     """
 
     def __init__(
@@ -75,32 +76,33 @@ class Allocation:
         self.title = f"Slurm job {job}"
         self.hosts: tuple[Host, ...] = ()
         self.error: DistmagicError | None = None
-        self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
+        # Askers of the runs that wait for it.
+        self.awaited_by: set[NotebookAsker] = set()
         self._has_one_core = False
         self._shell, self._terms = shell, terms
         self._lease = LeasePipe()
         self._is_over = threading.Event()
-        self._beginning = threading.Lock()  # held while it is made ours
+        self._beginning = threading.Lock()  # held while it is being acquired
         self._looking = threading.Lock()
         self._looked_at = 0.0
         self._has_broken = False
-        self._connected: set[str] = set()  # nodes to which there was a connection once
+        self._connected: set[str] = set()  # nodes that were connected before
         self._owner = os.getpid()
         # After paramiko's, which is imported by now, and so before it.
         atexit.register(self.leave)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the allocation can be used, as far as is known."""
+        """Whether the allocation is usable, as far as known."""
         return self.error is None and not self._is_over.is_set()
 
     @property
     def awaited(self) -> int:
-        """How many nodes it will have."""
+        """The number of nodes it will have."""
         return self.request.nodes
 
     def fits(self, request: HostsRequest) -> bool:
-        """Whether the allocation fits a cell's request."""
+        """Whether the allocation satisfies a cell's request."""
         if not isinstance(request, SlurmRequest):
             return False
         return request == self.request or bool(request.job and request.job == self.job)
@@ -120,10 +122,10 @@ class Allocation:
     # ---- pending
 
     def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
-        """Return the nodes as soon as they are ours; `tell` is called with what it waits for.
+        """Wait for the nodes and return them; `tell` is called with the reason for the wait.
 
-        Call it on the thread of the run, of which there may be several: `asker` serves questions there. Raises
-        `AllocationEnded` for a job that ended before, and KeyboardInterrupt, which leaves it as it is.
+        Call it on the thread of a run; there may be several: `asker` asks questions on it. Raises `AllocationEnded` for
+        a job that ended before, and KeyboardInterrupt, which does not cancel the job.
         """
         if self.hosts:
             return self.hosts
@@ -144,9 +146,9 @@ class Allocation:
         return self.hosts
 
     def _begun(self, asker: NotebookAsker, tell: Tell) -> job_states.JobState:
-        """Look again and again, and return the row of the job when it runs.
+        """Poll until the job runs, and return its row.
 
-        Raises `AllocationEnded`, and `UsageError` for a job that would never start.
+        Raises `AllocationEnded`, and `UsageError` for a job that can never start.
         """
         for pause_s in pauses():
             try:
@@ -167,14 +169,14 @@ class Allocation:
         raise AssertionError("there is always another pause")
 
     def _look(self, asker: Asker) -> job_states.JobState | None:
-        """Return the job's row, None where Slurm no longer knows it. Raises `Unreachable`, which says nothing."""
+        """Return the job's row, None if Slurm no longer knows it. Raises `Unreachable` if Slurm can't be asked."""
         found = commands.look(self._shell, self.job, asker)
         return found.get(self.job)
 
     def _check_that_it_may_start(
         self, state: job_states.JobState, asker: Asker
     ) -> None:
-        """Cancel a job that can't ever start, and raise why: the cell would wait for ever."""
+        """Cancel a job that can never start, and raise the reason: otherwise the cell would wait forever."""
         if job_states.never_starts(state):
             words = job_states.waiting(state)
             if not self.request.job:
@@ -184,7 +186,10 @@ class Allocation:
             raise self.error
 
     def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
-        """Start keepers in a job that was not submitted for us. Raises `PreflightError` where it takes no such steps."""
+        """Start keepers in a job that distmagic did not submit.
+
+        Raises `PreflightError` if the job accepts no such steps.
+        """
         step = submission.lead_step(self.job, nodes[0])
         said = self._shell.run((*step, "true"), asker).err
         trouble = srun_words.trouble(nodes[0], self.job, said)
@@ -197,9 +202,9 @@ class Allocation:
         self._shell.run(start, asker)
 
     def _hold(self, asker: Asker, lead: str, end_s: float) -> None:
-        """Open the pipe that renews the lease; returns when the lead's keeper is ready.
+        """Open the pipe that renews the lease; return when the lead's keeper is ready.
 
-        Raises `AllocationEnded`, and after `end_s` why there is no keeper.
+        Raises `AllocationEnded`, and after `end_s` the reason why there is no keeper.
         """
         while True:
             try:
@@ -215,7 +220,7 @@ class Allocation:
     # ---- held
 
     def transport(self, host: Host, access: Access, asker: Asker) -> SrunTransport:  # noqa: ARG002 - as a cluster's
-        """Return the way to one of the nodes. Raises `AllocationEnded` if they are ours no longer."""
+        """Return a transport to one of the nodes. Raises `AllocationEnded` if this kernel no longer has them."""
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:
             self._has_broken = True  # an earlier connection
@@ -237,21 +242,21 @@ class Allocation:
         return SrunTransport(self._shell, node, self._explained)
 
     def advise(self, error: RunError) -> None:
-        """Have the error of a run on its nodes say what to do, as far as it has part in it."""
+        """Add advice to the error of a run on its nodes, as far as the allocation is involved."""
         if isinstance(error, NodeLost) and self.error is not None:
-            error.hint = self.error.hint  # what still ran there has ended with it
+            error.hint = self.error.hint  # jobs on it have ended with it
         elif memory.REACHED in error.message:
             error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
-        """Return how the allocation ended, if srun reports only that it has."""
+        """Return the reason of the allocation's end, if srun only reports that it has ended."""
         if isinstance(error, AllocationEnded):
             with suppress(DistmagicError):
                 self._look_at_end(NotebookAsker(can_ask=False))
         return self.error or error
 
     def _look_at_end(self, asker: Asker) -> None:
-        """Ask squeue whether it has ended, not more often than is good; raise how, if so. Silence is no answer."""
+        """Ask squeue, with a limited rate, whether it has ended; raise the reason if so. No answer means unknown."""
         with self._looking:
             if self.error is None and time.monotonic() > self._looked_at + _LOOK_S:
                 self._looked_at = time.monotonic()
@@ -259,7 +264,7 @@ class Allocation:
                     state = self._settled_state(asker)
                 except DistmagicError:
                     return
-                # What completes for long waits for a dead node: nothing of ours runs on it any more.
+                # A long COMPLETING state waits for a dead node: no distmagic process is left on it.
                 if state is None or state.has_ended or state.state == "COMPLETING":
                     was_held = bool(self.hosts)
                     said = ""
@@ -273,7 +278,7 @@ class Allocation:
             raise self.error
 
     def _settled_state(self, asker: Asker) -> job_states.JobState | None:
-        """Return the job's row; while its processes are being ended it does not say yet how it ended."""
+        """Return the job's final row; while its processes are being ended, it does not have the outcome yet."""
         end_s = time.monotonic() + _COMPLETING_S
         while True:
             state = self._look(asker)
@@ -283,7 +288,7 @@ class Allocation:
             time.sleep(_AGAIN_S / 4)
 
     def _keep_renewing(self) -> None:
-        """Renew the lease four times in its length, over a new pipe where the old one is broken."""
+        """Renew the lease four times per lease, over a new pipe if the old one is broken."""
         pause_s = self._terms.lease_s / 4
         while not self._is_over.wait(pause_s):
             pause_s = self._terms.lease_s / 4
@@ -299,12 +304,12 @@ class Allocation:
     # ---- the end
 
     def end(self) -> None:
-        """Give the nodes back, whatever runs there; a job that was not submitted for us goes on without our processes."""
+        """Release the nodes, even if jobs run on them. A Slurm job from elsewhere continues without distmagic."""
         self._finish(END)
 
     def leave(self) -> None:
-        """Give the nodes back as soon as no job runs there; called when the kernel ends."""
-        # Else in a forked child, whose parent it belongs to.
+        """Release the nodes as soon as no job runs on them; called when the kernel ends."""
+        # Otherwise in a forked child: it belongs to the parent.
         if os.getpid() == self._owner:
             self._finish(LEAVE)
 
@@ -331,7 +336,7 @@ class Allocation:
 def submitted(
     request: SlurmRequest, shell: Shell, terms: KeeperTerms, asker: Asker, comment: str
 ) -> Allocation:
-    """Return a new allocation, which is pending. Raises `UsageError`, `Unreachable` and what connecting raises."""
+    """Return a new, pending allocation. Raises `UsageError`, `Unreachable` and the errors of connecting."""
     argv = submission.arguments(request, comment, is_elastic=terms.is_elastic)
     answer = shell.run(argv, asker, submission.script(request, terms))
     if answer.code != 0:

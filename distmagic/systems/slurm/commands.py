@@ -1,4 +1,4 @@
-"""Slurm's commands on a log-in node: look, cancel. Each has a time limit, and its errors become ours here."""
+"""Slurm's commands on a log-in node: query and cancel jobs. Each has a time limit, and raises distmagic's errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distmagic.systems.slurm.shell import Shell
 from distmagic.transports.asking import Asker
 
 SOON_S = 5.0  # for a command while the kernel ends
-_LOG_BYTES = "2000"  # of what a batch script printed that has failed
+_LOG_BYTES = "2000"  # limit for the output of a failed batch script
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes|Connection timed out"
     r"|resolve|connect failure|Slurm is initializing|munge",
@@ -22,9 +22,9 @@ _MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s
 
 
 def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
-    """Return what Slurm knows of a job, for "" of all that are this user's.
+    """Return Slurm's data about a job; for "" about all jobs of this user.
 
-    One of which it knows nothing any more is left out. Raises `Unreachable` where it can't be asked: that says nothing.
+    A job that Slurm no longer knows is left out. Raises `Unreachable` if Slurm can't be asked.
     """
     answer = shell.run(job_states.squeue(job), asker)
     if "Invalid job id" in answer.err:  # it has ended some minutes ago
@@ -38,22 +38,22 @@ def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
 
 
 def cancel(shell: Shell, job: str, asker: Asker) -> None:
-    """End a job, as far as that can be."""
-    # Out of reach, or a Python that ends, which starts no thread: its first lease ends it.
+    """Cancel a job, if possible."""
+    # Unreachable, or Python is exiting and starts no threads: its first lease ends it.
     with suppress(DistmagicError, RuntimeError):
         shell.run(("scancel", job), asker, timeout_s=SOON_S)
 
 
 def kill_sruns(shell: Shell, job: str, asker: Asker) -> None:
-    """End our sruns in a job that is over, as far as that can be: see srun_words.kill_sruns."""
+    """End distmagic's srun processes in a finished job, if possible: see srun_words.kill_sruns."""
     with suppress(DistmagicError, RuntimeError):
         shell.run(srun_words.kill_sruns(job), asker, timeout_s=SOON_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:
-    """Return what the batch script of a job printed that ended before its keeper was up, and remove it; "" without any.
+    """Return the output of a job's batch script that ended before its keeper started, and remove it; "" without any.
 
-    It lies in the home, which is not shared everywhere.
+    It is in the home directory, which not all hosts share.
     """
     path = submission.LOG.replace("%j", job)
     script = 'test -f "$1" && tail -c "$2" "$1" && rm -f "$1"'
@@ -66,7 +66,7 @@ def printed(shell: Shell, job: str, asker: Asker) -> str:
 def refusal(login: str, program: str, said: str) -> DistmagicError:
     """Return the error of a command that failed on `login`, from its stderr.
 
-    A controller that is away says nothing of the jobs: they may well run.
+    An unreachable controller means nothing for the jobs: they may well run.
     """
     lines = []
     for line in said.splitlines():

@@ -1,7 +1,7 @@
 """Slurm: an sbatch file with a task a node, in which torchrun starts the ranks; and one with a task a rank. Pure.
 
-Slurm's own variables say how many nodes and tasks there are, so `sbatch --nodes 4 job.sbatch` needs no other edit. The
-batch script runs on the first node, whose tasks are the first: its own name is where all ranks meet.
+The scripts read the number of nodes and tasks from Slurm's variables, so `sbatch --nodes 4 job.sbatch` needs no other
+edit. The batch script runs on the first node, which has the first tasks: its hostname is the rendezvous address.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _sbatch(job: ExportedJob, ranks: int, *, tasks: int, starts: str) -> str:
     for name, value in job.request.options:
         if name != "cpus-per-task":
             own.append((name, value))
-    if job.request.cpus:  # of the node, whose tasks share them
+    if job.request.cpus:  # for the node, whose tasks share them
         cpus = str(max(1, job.request.cpus // tasks))
         own.append(("cpus-per-task", cpus))
-        # Since 22.05 srun does not take it over from sbatch.
+        # Since 22.05 srun does not inherit it from sbatch.
         step.append(f"--cpus-per-task={cpus}")
     what = (
         "rank"

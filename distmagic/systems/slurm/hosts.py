@@ -1,4 +1,4 @@
-"""What `--on slurm` gives a notebook: nodes of allocations, and the list of those that its user has."""
+"""Provides hosts for `--on slurm`: nodes of allocations, and the list of the user's allocations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ShellKey = tuple[str, str | None, str | None]
 
 
 def asked(place: str, wanted: Wanted) -> SlurmRequest:
-    """Return what a line asks for: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `UsageError`.
+    """Return the request of a line: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `UsageError`.
 
-    A part of digits alone is a job. Where nothing is said, it is the one around this process, of a JupyterLab on a node.
+    A part with only digits is a job ID. The default is the job that runs this process, as for a JupyterLab on a node.
     """
     where = place.partition(":")[2]
     login, colon, job = where.rpartition(":")
@@ -44,14 +44,14 @@ def asked(place: str, wanted: Wanted) -> SlurmRequest:
 
 
 def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) -> str:
-    """Return the options and script that sbatch would get; none are submitted."""
+    """Return the options and script for sbatch. Submits nothing."""
     if request.job:
         return f"Slurm job {request.job} would be used as it is."
     return submission.preview(request, _terms(access, is_elastic=is_elastic))
 
 
 def _terms(access: Access, *, is_elastic: bool) -> KeeperTerms:
-    # The interpreter of all nodes; keepers need no package, and an environment is found only where its nodes are.
+    # The interpreter of all nodes; keepers need no package, and an environment may only exist on its nodes.
     python = access.python_of("") or "python3"
     if python.startswith(ENVIRONMENT):
         python = "python3"
@@ -69,7 +69,7 @@ class SlurmPool:
     def get(
         self, request: SlurmRequest, access: Access, asker: Asker, owner: str, *, is_elastic: bool
     ) -> Allocation:  # fmt: skip
-        """Return an allocation: one that is there, or a new one, which is pending."""
+        """Return an allocation: an existing one, or a new, pending one."""
         shell = self._shell(request.login, access)
         terms = _terms(access, is_elastic=is_elastic)
         if request.job:
@@ -81,7 +81,7 @@ class SlurmPool:
         return made
 
     def _shell(self, login: str, access: Access) -> Shell:
-        """Return the shell of a log-in node, "" being this machine."""
+        """Return the shell of a log-in node; "" means this machine."""
         key = (login, access.ssh_config, access.ssh_command)
         if key not in self._shells:
             host = parse_host(login) if login else LOCALHOST
@@ -93,7 +93,7 @@ class SlurmPool:
     def listed(
         self, request: SlurmRequest, access: Access, asker: Asker
     ) -> list[tuple[str, ...]]:
-        """Return the rows of a table of this user's allocations, those of other kernels too. Raises `Unreachable`."""
+        """Return the table rows of this user's allocations, including those of other kernels. Raises `Unreachable`."""
         shell = self._shell(request.login, access)
         states = commands.look(shell, "", asker).values()
         held = {one.job for one in self._made if one.is_alive}

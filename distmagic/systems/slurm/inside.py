@@ -1,7 +1,7 @@
-"""Slurm's words: the variables of a task in a step. Pure.
+"""Reads Slurm's variables of a task in a step. Pure.
 
-The nodes are those of the step, SLURM_STEP_*. What is said of the job (SLURM_JOB_NODELIST) is in a step of one node that
-node alone, or all nodes: nothing follows from it.
+The nodes are those of the step, SLURM_STEP_*. The job's list (SLURM_JOB_NODELIST) is not used: in a step with one node
+it may have only that node, or all nodes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _COUNT = re.compile(r"(?P<tasks>[0-9]{1,5})(?:\(x(?P<nodes>[0-9]{1,5})\))?")
 
 
 def place(environ: Mapping[str, str]) -> JobNode | None:
-    """Return the place of this process in a step of a job; None outside a job, and in one of a single node.
+    """Return the place of this process in a step of a job; None outside a job, and in a job with a single node.
 
-    Raises `UsageError`, also for a batch script and for a shell of salloc, which are on one of several nodes alone.
+    Raises `UsageError`, also for a batch script or a shell of salloc, which run on only one of several nodes.
     """
     found = Variables("Slurm", environ)
     if not found.has_any("SLURM_JOB_ID", *_OF_STEP):
@@ -65,7 +65,7 @@ def place(environ: Mapping[str, str]) -> JobNode | None:
 
 
 def _check_alone(found: Variables, job: str) -> None:
-    """Raise for a batch script or a shell of salloc: it is alone on a node, which is all there is only if the job has one."""
+    """Raise for a batch script or a shell of salloc, unless the job has only one node."""
     for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
         if found.get(name) and found.number(name) > 1:
             break
@@ -80,7 +80,7 @@ def _check_alone(found: Variables, job: str) -> None:
 
 
 def _tasks(found: Variables) -> list[int]:
-    """Return how many tasks each node has: "2(x3),1" is 2, 2, 2, 1."""
+    """Return the number of tasks of each node: "2(x3),1" is 2, 2, 2, 1."""
     text = found.get("SLURM_STEP_TASKS_PER_NODE")
     tasks: list[int] = []
     for part in text.split(","):

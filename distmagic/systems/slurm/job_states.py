@@ -1,4 +1,4 @@
-"""What `squeue` says of a job: one row, understood; and the same in words for a user. Pure."""
+"""Parses a job's row in `squeue`, and describes it to the user. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PENDING = (
     "SPECIAL_EXIT",
     "RESV_DEL_HOLD",
 )
-# COMPLETING: it does not say yet how it has ended.
+# COMPLETING: the outcome is not known yet.
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLETING")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as it prints them, "" where it can't say."""
+    """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as printed, "" if unknown."""
 
     job: str
     state: str
@@ -45,25 +45,25 @@ class JobState:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was submitted as an allocation, by any notebook."""
+        """Whether any notebook submitted it with distmagic."""
         return self.comment.startswith(f"{submission.JOB_NAME}:")
 
     @property
     def has_ended(self) -> bool:
-        """Whether its nodes are no longer its own."""
+        """Whether it no longer has its nodes."""
         return not self.is_pending and self.state not in _RUNNING
 
 
 def squeue(job: str) -> tuple[str, ...]:
-    """Return the command that asks for a job, or, for "", for all of this user."""
+    """Return the command that queries a job, or, for "", all jobs of this user."""
     which = (f"--jobs={job}", "--states=all") if job else ("--me",)
     return ("squeue", "--noheader", *which, f"--format={FORMAT}")
 
 
 def rows(text: str) -> dict[str, JobState]:
-    """Return what squeue printed, by job. Lines of another form are no jobs: a cluster's name, a site's greeting.
+    """Return squeue's rows by job. Other lines, such as a cluster's name or a greeting, are ignored.
 
-    Raises ValueError for names of nodes that can't be read.
+    Raises ValueError for invalid node names.
     """
     found = {}
     for line in text.splitlines():
@@ -84,7 +84,7 @@ def rows(text: str) -> dict[str, JobState]:
 
 
 def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str, ...]]:
-    """Return the rows of a table of allocations; `held` are the numbers of those that this notebook holds."""
+    """Return the rows of a table of allocations; `held` are the IDs of those that this notebook uses."""
     if not states:
         return [("Slurm has no allocation of distmagic's that is yours",)]
     table: list[tuple[str, ...]] = [("job", "state", "nodes", "time left", "notebook")]
@@ -139,12 +139,12 @@ ASK_OTHERWISE = (
 
 
 def never_starts(state: JobState) -> bool:
-    """Whether a pending job waits for what can't come."""
+    """Whether a pending job waits for something that can't happen."""
     return state.reason.startswith(_NEVER)
 
 
 def waiting(state: JobState) -> str:
-    """Return in a sentence why a job has not begun, and when it may."""
+    """Return a sentence with the reason why a job has not started, and when it may."""
     # "ReqNodeNotAvail, UnavailableNodes:a1" has more behind the word.
     words = _REASONS.get(state.reason.partition(",")[0], "")
     if never_starts(state):
@@ -205,9 +205,9 @@ _FAILED_WHEN_HELD = (
 def ended(
     job: str, state: JobState | None, said: str = "", *, was_held: bool = False
 ) -> AllocationEnded:
-    """Return the error of a job that has ended; None: Slurm no longer knows it.
+    """Return the error of a finished job; None: Slurm no longer knows it.
 
-    `said` is what its script printed; `was_held` says that all keepers were up.
+    `said` is the output of its script; `was_held`: all keepers had started.
     """
     words, hint = (
         "has ended, and Slurm no longer reports how",

@@ -1,4 +1,7 @@
-"""The pipe to the keeper of an allocation's first node, the lead, over which its lease is renewed. See remote/keeper/."""
+"""The pipe to the keeper of an allocation's first node, the lead, over which its lease is renewed.
+
+See remote/keeper/.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ from distmagic.errors import ConnectionLost, DistmagicError, Unreachable
 from distmagic.systems.slurm.srun import SrunProcess, SrunTransport
 from distmagic.transports.time_limits import TimeLimit
 
-OPEN_S = (
-    45.0  # for one attempt to reach the keeper; the usher has a patience of its own
-)
-_TOLD_S = 5.0  # for the keeper to end what it is told to end
+OPEN_S = 45.0  # for one attempt to reach the keeper; the usher has its own time limit
+_TOLD_S = 5.0  # time for the keeper to obey
 END, LEAVE = b"e", b"b"  # the allocation ends at once; as soon as no job runs there
 _RENEW = b"."
 
 
 class LeasePipe:
-    """The pipe over which the lease is renewed, one at a time. Without one the lease runs out, and the allocation ends."""
+    """The pipe over which the lease is renewed, one at a time.
+
+    Without one the lease expires, and the allocation ends.
+    """
 
     def __init__(self) -> None:
         self._pipe: SrunProcess | None = None
@@ -26,9 +30,9 @@ class LeasePipe:
         return self._pipe is not None and self._pipe.wait(0) is not None
 
     def open(self, way: SrunTransport) -> None:
-        """Open a pipe to the lead, whose keeper is ready then.
+        """Open a pipe to the lead; its keeper is ready on return.
 
-        Raises `PreflightError` for what no other attempt would change, else `DistmagicError`.
+        Raises `PreflightError` if a retry would not help, else `DistmagicError`.
         """
         node, pipe = way.node, way.hold()
         try:
@@ -50,12 +54,12 @@ class LeasePipe:
             before.close()
 
     def renew(self) -> None:
-        """Renew it. Raises `ConnectionLost` where the pipe is broken; does nothing where there is none."""
+        """Renew the lease. Raises `ConnectionLost` for a broken pipe; does nothing without one."""
         if self._pipe is not None:
             self._pipe.write(_RENEW)
 
     def give_up(self, word: bytes) -> bool:
-        """Tell the keeper `END` or `LEAVE`, and close the pipe; return whether there was one that works."""
+        """Send `END` or `LEAVE` to the keeper, and close the pipe; return whether a working one existed."""
         pipe, self._pipe = self._pipe, None
         if pipe is None:
             return False

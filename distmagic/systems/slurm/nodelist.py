@@ -1,4 +1,4 @@
-"""Slurm's short form of names of nodes, written out: `a[1-3,07]b` is a1b, a2b, a3b, a07b. Pure."""
+"""Expands Slurm's short form of node names: `a[1-3,07]b` is a1b, a2b, a3b, a07b. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ _MOST_NAMES = 100_000
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
 _NUMBERS = rf"{_RANGE}(?:,{_RANGE})*"
 _PART = re.compile(rf"\[({_NUMBERS})\]|([^\[\],]+)")
-# One character in each step: a step of several would be tried in every length where the text is no list.
+# One character in each step: otherwise every length would be tried if the text is no list.
 _NAME = re.compile(rf"(?:\[{_NUMBERS}\]|[^\[\],])+")
 _LIST = re.compile(f"{_NAME.pattern}(?:,{_NAME.pattern})*")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names in the order in which `scontrol show hostnames` gives them. Raises ValueError.
+    """Return the names in the order of `scontrol show hostnames`. Raises ValueError.
 
-    A number keeps its zeros: `[08-10]` is 08, 09, 10. Several brackets give every combination, the last one fastest.
+    A number keeps its zeros: `[08-10]` is 08, 09, 10. Several brackets give every combination; the last one varies
+    fastest.
     """
     if text and not _LIST.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a list of nodes")

@@ -1,4 +1,4 @@
-"""The log-in node: one connection to it, and commands there, each with a time limit."""
+"""The log-in node: one connection to it, and commands with time limits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.time_limits import TimeLimit
 
-COMMAND_S = 30.0  # Slurm's commands wait long for a controller that is away
-_LONGEST = 16 << 20  # of an answer
+COMMAND_S = 30.0  # Slurm's commands wait long for an unreachable controller
+_LONGEST = 16 << 20  # limit of an answer
 _END_S = 5.0
-_LATER_S = 2.0  # than our own limit: that of the command itself, so that it is never taken for its answer
+_LATER_S = 2.0  # added to the time limit: the command's own end must not be mistaken for its answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShellAnswer:
-    """How a command ended; `code` is None where that is not known."""
+    """The result of a command; `code` is None if unknown."""
 
     code: int | None
     out: str
@@ -29,10 +29,9 @@ class ShellAnswer:
 
 
 class Shell:
-    """A log-in node as a `Transport` that many share; safe to use from threads.
+    """A log-in node as a shared `Transport`; safe to use from threads.
 
-    `connect` makes the connection. One that is lost is made again by the next call of `connect`, which may ask the user;
-    `start` never asks.
+    `connect` makes the connection, or renews a lost one, and may ask the user; `start` never asks.
     """
 
     def __init__(self, name: str, connect: Callable[[Asker], Transport]) -> None:
@@ -43,14 +42,14 @@ class Shell:
         self._connecting = threading.Lock()
 
     def connect(self, asker: Asker) -> None:
-        """Connect unless that is done. Raises what a transport raises."""
+        """Connect, unless connected. Raises the errors of a transport."""
         with self._connecting:
             if self._transport is None:
                 self._transport = self._make(asker)
                 self.warnings = self._transport.warnings
 
     def start(self, argv: tuple[str, ...]) -> Process:
-        """Start a process there. Raises `ConnectionLost` where the connection is lost."""
+        """Start a process on the log-in node. Raises `ConnectionLost` if the connection is lost."""
         transport = self._transport
         if transport is None:
             raise ConnectionLost(f"{self.name}: the connection is lost.")
@@ -70,10 +69,10 @@ class Shell:
         stdin: str = "",
         timeout_s: float = COMMAND_S,
     ) -> ShellAnswer:
-        """Run a command to its end. Raises `Unreachable` if it takes too long, and what `connect` and `start` raise.
+        """Run a command to its end. Raises `Unreachable` if it takes too long, and the errors of `connect` and `start`.
 
-        One that takes too long is ended there, too, with all that it has started: neither SSH nor an end of file ends a
-        command that hangs.
+        A command that takes too long is killed on the log-in node, with its children: neither SSH nor an end of file
+        ends a hanging command.
         """
         ending = ("timeout", "-k", "5", f"{timeout_s + _LATER_S:g}")
         command = (*ending, *srun_words.clean(argv))
@@ -85,7 +84,7 @@ class Shell:
             process = self.start(command)
         try:
             with TimeLimit(timeout_s, process.close) as limit:
-                # It ended without reading; its words say why.
+                # It ended without reading; its output has the reason.
                 with suppress(ConnectionLost):
                     process.write(stdin.encode())
                 process.close_stdin()

@@ -1,7 +1,7 @@
-"""Nodes of a Slurm job: each process is a step of srun, run on a log-in node through another transport.
+"""Transport to the nodes of a Slurm job: each process is a step of srun, run on a log-in node by another transport.
 
-The step is only an usher: it hands its pipes to the node's keeper (remote/keeper), which starts the process. So what the
-process starts, and means to outlive it, does not end with the step.
+The step only runs an usher, which passes its pipes to the node's keeper (remote/keeper); the keeper starts the process.
+So children of the process that must outlive it do not end with the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distmagic.transports import Process, Transport, program_text
 from distmagic.transports.piped import OpenProcesses
 
 Explain = Callable[[DistmagicError], DistmagicError]
-PATIENCE_S = 20.0  # for a keeper that is about to begin
+PATIENCE_S = 20.0  # time for a keeper that is about to start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Node:
 
 
 class SrunProcess:
-    """A process on a node, seen through its srun, `step`. Where there was no step, reading raises why.
+    """A process on a node, used through its srun, `step`. If there was no step, reading raises the reason.
 
-    `explain` returns the error to raise for one that srun has told.
+    `explain` returns the error to raise for one that srun has reported.
     """
 
     def __init__(self, step: Process, node: Node, explain: Explain) -> None:
@@ -45,10 +45,10 @@ class SrunProcess:
         except ConnectionLost:
             if self._has_spoken or self.is_closed or self._trouble() is None:
                 raise
-            # There was no step. The first read tells why.
+            # There was no step. The first read raises the reason.
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes of its stdout; b"" at end of file. Raises why there was no step, if that is so."""
+        """Return some bytes of its stdout; b"" at end of file. Raises the reason if there was no step."""
         data = self._step.read(max_bytes)
         self._has_spoken = self._has_spoken or bool(data)
         if not self._has_spoken and not self.is_closed:
@@ -58,13 +58,13 @@ class SrunProcess:
         return data
 
     def _trouble(self) -> DistmagicError | None:
-        """Return why there was no step, if srun itself has failed."""
+        """Return the error if srun itself has failed."""
         if not self._step.wait(_END_S):
-            return None  # it ended well, or how is not known
+            return None  # it succeeded, or the result is unknown
         return srun_words.trouble(self._node.name, self._node.job, self._step.stderr())
 
     def stderr(self) -> str:
-        """Return what it has written to stderr so far, without srun's own words on its end."""
+        """Return its stderr so far, without srun's own lines about its end."""
         return srun_words.own_words(self._step.stderr())
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -79,7 +79,7 @@ class SrunProcess:
         self._step.close_stdin()
 
     def close(self) -> None:
-        """Let go of the pipes."""
+        """Close the pipes."""
         self.is_closed = True
         self._step.close()
 
@@ -100,7 +100,7 @@ class SrunTransport:
         self._processes = OpenProcesses()
 
     def start(self, argv: tuple[str, ...]) -> SrunProcess:
-        """Start `argv` there. Raises what `login` raises; what srun says is raised by the process's `read`."""
+        """Start `argv` on the node. Raises the errors of `login`; the process's `read` raises errors of srun."""
         if not argv:
             raise ValueError("a command needs a program")
         process = self._started({"argv": argv})
@@ -108,7 +108,7 @@ class SrunTransport:
         return process
 
     def hold(self) -> SrunProcess:
-        """Open the lead's lease: the keeper says "ready"; each byte renews it, and an "e" ends the allocation."""
+        """Open the pipe of the lead's lease: the keeper sends "ready"; each byte renews it, "e" ends the allocation."""
         return self._started({"lease": True})
 
     def _started(self, what: dict[str, object]) -> SrunProcess:
@@ -119,5 +119,5 @@ class SrunTransport:
         return SrunProcess(self._login.start(step), node, self._explain)
 
     def close(self) -> None:
-        """Let go of all pipes. The log-in node's connection is others' too, and stays."""
+        """Close all pipes. The connection to the log-in node is shared, and stays open."""
         self._processes.close()

@@ -1,8 +1,8 @@
-"""What `srun` is told, and what it says when it fails, understood. Pure.
+"""Arguments of `srun`, and its error messages. Pure.
 
-Slurm's variables are options of its commands: SLURM_CPUS_PER_TASK of a surrounding job would shape our step. So every
-command of Slurm is started by `clean`, which takes them away, but for those that say which cluster is meant and those
-in which users keep their own choice of account and partition.
+Slurm's commands take options from variables: SLURM_CPUS_PER_TASK of a surrounding job would change distmagic's step. So
+`clean` starts every Slurm command without these variables, except those that select the cluster, and those with the
+user's account and partition.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CLEAN = (
     f'{"|".join(f"{prefix}*" for prefix in _PREFIXES)}) unset "$name";; esac; done; exec "$@"'
 )
 
-# overlap: beside the keeper's step, which has all resources. unbuffered: bytes without a line's end arrive at once.
-# gres=none: the keeper has the GPUs, and a job that asked for --gpus in all would refuse any other step.
-# propagate=NONE, chdir: limits and directory of the log-in node mean nothing on this one.
+# overlap: next to the keeper's step, which has all resources. unbuffered: incomplete lines arrive at once. gres=none:
+# the keeper has the GPUs, and a job with --gpus would refuse any other step. propagate=NONE, chdir: limits and
+# directory of the log-in node are meaningless on this one.
 STEP_OPTIONS = (
     "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--gres=none", "--mpi=none", "--cpu-bind=none",
     "--kill-on-bad-exit=0", "--propagate=NONE", "--chdir=/", "--quiet",
@@ -51,7 +51,7 @@ STEP_OPTIONS = (
 
 
 def source(login: str, job: str) -> Source:
-    """Return what the nodes of a job come from. `login` is "" for one of this machine."""
+    """Return the source of a job's nodes. `login` is "" for a job of this machine."""
     return Source(
         name=f"{login or 'here'}:slurm:{job}",
         by_hand=f"srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
@@ -61,18 +61,18 @@ def source(login: str, job: str) -> Source:
 
 
 def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs `argv` without the variables of a job around it."""
+    """Return the command that runs `argv` without the variables of a surrounding job."""
     return ("sh", "-c", _CLEAN, "sh", *argv)
 
 
 def step(job: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs `argv` as a step of its own on one node of a job, its pipes ours."""
+    """Return the command that runs `argv` as a separate step on one node of a job, with its own pipes."""
     where = (f"--jobid={job}", f"--nodelist={node}")
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 
 def kill_sruns(job: str) -> tuple[str, ...]:
-    """Return the command that ends all sruns of ours in a job. One to a node that is dead would wait for it for ever."""
+    """Return the command that ends all srun processes of distmagic in a job. One to a dead node would wait forever."""
     script = 'pkill -KILL -u "$(id -u)" -f "^srun --jobid=$1 .* distmagic-usher "'
     return ("sh", "-c", script, "sh", job)
 
@@ -83,7 +83,7 @@ _TASK_ENDED = re.compile(
 
 
 def own_words(said: str) -> str:
-    """Return what a process wrote on stderr without srun's own lines about how it ended."""
+    """Return a process's stderr without srun's own lines about its end."""
     kept = [
         line for line in said.splitlines(keepends=True) if not _TASK_ENDED.match(line)
     ]
@@ -92,7 +92,7 @@ def own_words(said: str) -> str:
 
 @dataclass(frozen=True)
 class _Cause:
-    """One reason why there is no step. `{job}` and `{node}` stand in its words."""
+    """One reason why there is no step. Its texts contain `{job}` and `{node}`."""
 
     pattern: str
     kind: type[DistmagicError]
@@ -168,7 +168,7 @@ _CAUSES = (
 
 
 def trouble(node: str, job: str, said: str) -> DistmagicError | None:
-    """Return why a step on `node` of `job` did not begin, from its stderr; None if it says nothing of the kind."""
+    """Return why a step on `node` of `job` did not start, from its stderr; None if stderr has no such reason."""
     for cause in _CAUSES:
         if re.search(cause.pattern, said, re.IGNORECASE):
             message = cause.message.format(job=job, node=node)

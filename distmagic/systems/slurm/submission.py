@@ -1,7 +1,7 @@
-"""What sbatch is told for an allocation: its arguments, and the script on its stdin. Pure.
+"""The arguments of sbatch for an allocation, and the script on its stdin. Pure.
 
-Every value of the user is an argument of sbatch, and so quoted where all arguments are (transports/quoting.py): there
-are no directives in the script. In the script only `setup` is the user's, and it is shell by intent.
+Every value of the user is an argument of sbatch, and quoted like all arguments (transports/quoting.py): the script has
+no directives. In the script only `setup` comes from the user, and it is meant to be shell code.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.transports import program_text
 
 JOB_NAME = "distmagic"
-LOG = ".distmagic-slurm-%j.out"  # in the directory of sbatch; the keeper removes it as soon as it is up
+LOG = ".distmagic-slurm-%j.out"  # in sbatch's directory; the keeper removes it once it has started
 FIRST_LEASE_S = (
-    120.0  # for a notebook that looks at a pending job every 30 s to find that it runs
+    # Time for a notebook that checks a pending job every 30 s to notice that it runs.
+    120.0
 )
 _KEEPERS = (
     "--overlap",
@@ -27,13 +28,13 @@ _KEEPERS = (
 )
 _LEAD = (*_KEEPERS, "--nodes=1", "--ntasks=1", "--propagate=NONE")
 _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
-# One keeper that is killed ends the others, and so the allocation; a job that may lose nodes goes on with those it has.
+# If one keeper is killed, the others end too, and so the allocation; a job that may lose nodes continues with the rest.
 _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperTerms:
-    """How an allocation is kept: the interpreter of keepers and ushers, its lease, whether it may lose nodes."""
+    """Settings of an allocation: the interpreter of keepers and ushers, its lease, whether it may lose nodes."""
 
     python: str
     lease_s: float
@@ -43,10 +44,10 @@ class KeeperTerms:
 def arguments(
     request: SlurmRequest, comment: str, *, is_elastic: bool
 ) -> tuple[str, ...]:
-    """Return the command of a submission; `comment` says whose it is.
+    """Return the command of a submission; `comment` identifies its owner.
 
-    no-requeue: a job that starts again would have nobody's notebook. no-kill: an elastic job goes on when Slurm loses one
-    of its nodes.
+    no-requeue: a restarted job would have no notebook. no-kill: an elastic job continues when Slurm loses one of its
+    nodes.
     """
     given = [
         f"--{name}={value}" if value else f"--{name}" for name, value in request.options
@@ -61,15 +62,15 @@ def arguments(
 
 
 def preview(request: SlurmRequest, terms: KeeperTerms) -> str:
-    """Return, for people, what would be submitted."""
+    """Return a readable form of the submission."""
     command = arguments(request, comment_of(""), is_elastic=terms.is_elastic)
     return f"{shlex.join(command)} <<'END'\n{script(request, terms)}END"
 
 
 def script(request: SlurmRequest, terms: KeeperTerms) -> str:
-    """Return the batch script: the user's set-up, and in its place then the lead's keeper, which starts the others.
+    """Return the batch script: the user's set-up, which then execs the lead's keeper, which starts the others.
 
-    In its place, because Slurm's signals reach only the first process of a batch script.
+    It uses exec because Slurm's signals reach only the first process of a batch script.
     """
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
@@ -83,14 +84,14 @@ def script(request: SlurmRequest, terms: KeeperTerms) -> str:
 
 
 def lead_step(job: str, node: str) -> tuple[str, ...]:
-    """Return the beginning of the command that runs something as the step of the lead, on this node."""
+    """Return the start of the command for the lead's step, on this node."""
     return ("srun", f"--jobid={job}", f"--nodelist={node}", *_LEAD)
 
 
 def keepers_step(
     step: tuple[str, ...], nodes: int, terms: KeeperTerms, idle_s: float
 ) -> tuple[str, ...]:
-    """Return the command that starts the keepers of a job that is there already; it goes on when its caller is gone."""
+    """Return the command that starts the keepers of an existing job; it continues after its caller has ended."""
     script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
     return ("sh", "-c", script, "sh", *step, *_lead(nodes, terms, idle_s))
 
@@ -114,7 +115,7 @@ def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> tuple[str, ...]:
 
 
 def job_id(answer: str) -> str:
-    """Return the number of a job that `sbatch --parsable` prints: `17`, or `17;east` in a federation. Raises ValueError."""
+    """Return the job ID in output of `sbatch --parsable`: `17`, or `17;east` in a federation. Raises ValueError."""
     last = answer.strip().rpartition("\n")[2]
     found = re.fullmatch(r"(\d+)(?:;[A-Za-z0-9._-]+)?", last)
     if found is None:
@@ -123,5 +124,5 @@ def job_id(answer: str) -> str:
 
 
 def comment_of(owner: str) -> str:
-    """Return the comment that names the notebook whose allocation it is; in a row of squeue nothing in it misleads."""
+    """Return the comment that names the notebook of an allocation, safe inside a row of squeue."""
     return f"{JOB_NAME}:{re.sub(r'[^A-Za-z0-9._:/@-]', '_', owner)[:200]}"

@@ -12,7 +12,7 @@ _PORT = 29500
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return a script for each host, and one for all. Raises `UsageError` where it is not said where they meet."""
+    """Return a script for each host, and one for all. Raises `UsageError` without a rendezvous address."""
     scripts = []
     for rank in range(job.nodes):
         host = f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""
@@ -38,7 +38,7 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
 
 
 def _meeting(job: ExportedJob) -> tuple[str, int]:
-    """Return the address and the port at which the nodes meet."""
+    """Return the address and the port of the rendezvous."""
     port = job.spec.master_port or _PORT
     if job.spec.rdzv_endpoint:
         address, named = split_endpoint(job.spec.rdzv_endpoint)
@@ -54,7 +54,7 @@ def _meeting(job: ExportedJob) -> tuple[str, int]:
 
 
 def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
-    """Return the script of one node; `rank` is None in that of all of them."""
+    """Return the script of one node; `rank` is None for the common script."""
     if job.request.setup:
         lines.append(job.request.setup)
     lines += parts.read_environment(job)

@@ -1,4 +1,4 @@
-"""torchrun's words: what it sets for the processes that it starts. Pure."""
+"""Reads the variables that torchrun sets for its processes. Pure."""
 
 from __future__ import annotations
 

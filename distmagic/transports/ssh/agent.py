@@ -47,7 +47,7 @@ class KeyAgent:
         except (ValueError, struct.error):
             self.trouble = "the agent did not list its keys"
         else:
-            self._stream.settimeout(None)  # it may ask the user before it signs
+            self._stream.settimeout(None)  # the user may have to confirm the signature
             return tuple(
                 (blob, comment.decode(errors="replace"))
                 for blob, comment in zip(strings[::2], strings[1::2], strict=True)
@@ -63,7 +63,7 @@ class KeyAgent:
             answer = self._ask(request, _SIGNED)
             self.is_signing = False
             return take_strings(answer, 1)[0]
-        except ValueError:  # it has answered
+        except ValueError:  # it has already answered
             self.is_signing = False
             return b""
         except OSError:
@@ -88,7 +88,8 @@ class KeyAgent:
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)  # `close` alone would wake nobody
+                # `close` alone would not wake a blocked reader.
+                stream.shutdown(socket.SHUT_RDWR)
             stream.close()
 
 

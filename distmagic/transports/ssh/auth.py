@@ -36,7 +36,7 @@ from distmagic.transports.ssh.public_keys import (
     read_public_key,
 )
 
-_MAX_STEPS = 4  # factors that one log-in may take
+_MAX_STEPS = 4  # limit of factors in one log-in
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,7 @@ class LogIn:
             if answer.accepted:
                 return
             accepts = answer.methods or accepts
-            # The accepted methods, until one gets further.
+            # Try the accepted methods, until one makes progress.
             answer = AuthAnswer(accepted=False)
             for method, attempt in _METHODS.items():
                 if method in accepts:
@@ -98,7 +98,7 @@ class LogIn:
     def _keys(self) -> Iterator[SshKey]:
         """Yield each key and its certificates: those of CertificateFile before it, those beside it after it."""
         agent, resolved = self.agent, self.resolved
-        # Where the agent is silent, the other half of the time is left for keys in files.
+        # If the agent is silent, half of the time is left for key files.
         listed = agent.keys(self.deadline.remaining() / 2)
         if agent.trouble:
             self.tried.append(f"ssh agent {agent.path} ({agent.trouble})")
@@ -134,14 +134,14 @@ class LogIn:
         if resolved.identities_only:
             of_agent = [key for key in of_agent if key.blob in configured]
         in_agent = {key.blob for key in of_agent}
-        # Before any key is offered: what is wrong with a file comes first in the list of what was tried.
+        # Before any key is offered: errors of files come first in the list of attempts.
         files = [
             file
             for file, half in halves.items()
             if half not in in_agent and self._is_usable(file, half)
         ]
         of_agent.sort(key=lambda key: key.blob not in configured)
-        encrypted: list[str] = []  # the user types a passphrase only where it is needed
+        encrypted: list[str] = []  # the user enters a passphrase only if it is needed
         for are_wanted in (True, False):
             for key in of_agent:
                 if (key.blob in wanted) is are_wanted:

@@ -32,14 +32,16 @@ from distmagic.transports.ssh.public_keys import Certificate, take_strings
 from distmagic.transports.ssh.streams import Stream
 
 KEEPALIVE_S = 2.0
-SILENT_TICKS = 4  # so many keep-alives without any byte from the other end, and the connection is given up
+SILENT_TICKS = (
+    4  # number of unanswered keep-alives after which the connection is dropped
+)
 CHANNEL_TIMEOUT_S = 30.0
-FAREWELL_S = 0.5  # how long the other end has to hang up first
+FAREWELL_S = 0.5  # time for the other end to close first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# paramiko logs tracebacks of connections that are refused or end. Errors are ours to tell, also where the notebook logs
-# whatever comes. One logger for all connections: it is kept for ever.
+# paramiko logs tracebacks of refused or ended connections. distmagic reports these errors itself. One logger for all
+# connections, because loggers live forever.
 _LOG = logging.getLogger("distmagic.ssh")
 _LOG.addHandler(logging.NullHandler())
 _LOG.propagate = False
@@ -95,7 +97,7 @@ class SshSession:
         self._transport.set_log_channel(_LOG.name)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
         self._transport.auth_timeout = (
-            None  # a person may be typing: the deadline of the connection ends it
+            None  # a user may be typing: the deadline of the connection ends it
         )
         self._transport.channel_timeout = CHANNEL_TIMEOUT_S
         self._over = threading.Event()
@@ -118,7 +120,7 @@ class SshSession:
         options.ciphers = sorted(
             options.ciphers, key=lambda name: name not in _FAST_FIRST
         )
-        # The types that known_hosts has come first: the server has to show a key of one of these.
+        # Types in known_hosts come first, so that the server shows a key of one of these.
         first: list[str] = []
         for kind in known_hosts.types_known(known, known_hosts.names_of(server)):
             first += _RSA if kind == "ssh-rsa" else (kind,)
@@ -200,18 +202,18 @@ class SshSession:
 
     def _ask_for_life(self) -> None:
         if not self._transport.clear_to_send.is_set():
-            return  # new keys are agreed on, by this thread
+            return  # this thread negotiates new keys
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
-        # Wants a reply, which paramiko's own keep-alive does not.
+        # Requests a reply, which paramiko's own keep-alive does not.
         message.add_boolean(True)
         self._transport._send_user_message(message)  # noqa: SLF001 - global_request would wait in paramiko's thread
 
     def _end_when_silent(self) -> None:
         silent = 0
         received = -1
-        # Counted in ticks and not by the clock: after a suspend the reader gets its chance first.
+        # Counted in ticks, not by the clock: after a suspend the reader must run first.
         while not self._over.wait(KEEPALIVE_S) and self._transport.is_active():
             now = self._transport.packetizer.received
             silent = silent + 1 if now == received else 0
@@ -273,8 +275,8 @@ class SshSession:
             and self._transport.is_authenticated()
             and not self._over.is_set()
         ):
-            # Closing a socket with unread bytes throws away what is still on its way out; an end of file does not.
-            # But not on a channel through a jump host that is closed already: its sshd would hang up on all hosts.
+            # Closing a socket with unread bytes discards data on its way out; an end of file does not. But not on a
+            # channel through a closed jump host: its sshd would disconnect all hosts.
             with contextlib.suppress(*_BROKEN):
                 if not getattr(self._transport.sock, "closed", False):
                     self._transport.sock.shutdown(socket.SHUT_WR)
@@ -285,7 +287,7 @@ class SshSession:
         self._over.set()
         with contextlib.suppress(*_BROKEN):
             self._transport.close()
-        self._transport.packetizer.complete_handshake()  # cancels a timer that would keep the interpreter alive
+        self._transport.packetizer.complete_handshake()  # cancels a timer that would delay Python's exit
         with contextlib.suppress(OSError, EOFError):
             self._transport.sock.close()
 
@@ -321,7 +323,7 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
             loaded = serialization.load_ssh_private_key(data, password)
         except ValueError:
             loaded = serialization.load_pem_private_key(data, password)
-        # `PKey.from_path` would also load a certificate, and fail where that is broken.
+        # `PKey.from_path` would also load a certificate, and fail if that is broken.
         kind = next(ours for theirs, ours in _KINDS if isinstance(loaded, theirs))
         inner = kind.from_private_key(io.StringIO(data.decode()), password)
     except TypeError as error:  # "password-protected, but password was not provided"

@@ -27,7 +27,7 @@ _DEFAULT_KEYS = (
     "~/.ssh/id_ed25519_sk",
     "~/.ssh/id_ecdsa_sk",
 )
-# What paramiko can't do, and what else cures it.
+# Options that paramiko does not support, with cures.
 _NOT_FOLLOWED = {
     "CanonicalizeHostname": "write the full name, or ",
     "PKCS11Provider": "run ssh-add -s with it, or ",
@@ -39,7 +39,7 @@ _NOT_FOLLOWED = {
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-# A file of the configuration, its time of change in ns and its size in bytes; both are -1 where there is none.
+# A configuration file, its modification time in ns and its size in bytes; both are -1 if it does not exist.
 FileVersion = tuple[str, int, int]
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<name>\[[^\]]+\]|[^:\[\]/]+)(?::(?P<port>\d+))?/?\Z"
@@ -87,7 +87,7 @@ def resolve(host: Host, path: str | None) -> Resolved:
     if path is not None:
         try:
             with open(os.path.expanduser(path), "rb"):
-                pass  # it is there and may be read
+                pass  # it exists and is readable
         except OSError as error:
             raise UsageError(
                 f"--ssh-config {path}: {error.strerror}.", "Check the path."
@@ -105,7 +105,7 @@ def _files(path: str | None) -> tuple[tuple[str, str], ...]:
 
 def _resolved(scope: Scope) -> Resolved:
     alias = scope.first("hostkeyalias", "").lower()
-    # Without one %k is the name that was typed, but in a Match line, where it is the name to dial.
+    # Without HostKeyAlias, %k is the typed name, but in a Match line it is the name to connect to.
     scope.options["hostkeyalias"] = [alias or scope.name]
     for keyword, instead in _NOT_FOLLOWED.items():
         if scope.first(keyword.lower(), "no").lower() not in ("no", "none", "false"):
@@ -127,7 +127,7 @@ def _resolved(scope: Scope) -> Resolved:
         user_known_hosts=_paths(
             scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)
         ),
-        global_known_hosts=tuple(  # in which neither a token nor a ~ counts
+        global_known_hosts=tuple(  # tokens and ~ are not expanded in it
             file
             for file in scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)
             if file.lower() != "none"
@@ -206,7 +206,7 @@ def _local_user() -> str:
     """Return the user's name in the password file, as ssh does: $USER may differ."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container whose user has no name
+    except KeyError:  # in a container, the user may have no name
         return os.environ.get("USER") or str(os.getuid())
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SSH_PORT = 22
-MAX_INCLUDES = 16  # as OpenSSH
+MAX_INCLUDES = 16  # as in OpenSSH
 EXEC_TIMEOUT_S = 10.0
 _REST_OF_LINE = (
     "proxycommand",
@@ -29,12 +29,12 @@ _REST_OF_LINE = (
     "knownhostscommand",
 )
 _REPEATED = ("identityfile", "certificatefile")
-# A keyword, and each word of a Match line: it ends at a blank, at one `=`, or behind a part in double quotes.
+# A keyword, and each word of a Match line: it ends at a space, at one `=`, or after a double-quoted part.
 _UP_TO_BLANK = re.compile(r'([^\s"=]*)(?:"([^"]*)"\s*|=\s*|\s+(?:=\s*)?|\Z)')
 _WORD = re.compile(
     r"""\s*((?:\\[\\"' ]|"(?:\\[\\"']|[^"])*"|'(?:\\[\\"']|[^'])*'|\S)+)"""
 )
-# A part of a word: in quotes of either kind, a character behind a backslash, or as it is.
+# A part of a word: quoted, a character after a backslash, or plain.
 _PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])|(.)""")
 
 
@@ -76,7 +76,7 @@ class Scope:
     def hostname(self) -> str:
         """The name to connect to, as far as it is known."""
         name = _replaced(self.first("hostname", self.name), {"%": "%", "h": self.name})
-        # The zone of an IPv6 address is an interface, whose case counts.
+        # The zone of an IPv6 address is an interface, whose name is case-sensitive.
         return name.lower() if self.final and "%" not in name else name
 
     def expand(self, text: str, *, variables: bool = False) -> str:
@@ -130,7 +130,7 @@ def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
             for file, base in files:
                 _evaluate(file, base, scope, 0, active=True)
         scope.final = True
-        # From now on this is the name, whatever HostName the second pass comes by.
+        # From now on this is the name, whatever HostName the second pass finds.
         scope.options["hostname"] = [scope.hostname.replace("%", "%%")]
 
 
@@ -142,7 +142,7 @@ def _evaluate(file: str, base: str, scope: Scope, depth: int, *, active: bool) -
                 name = scope.hostname if scope.final else scope.name
                 active = outer and matches_any(line.words, name)
             elif line.keyword == "match":
-                active = _match(line, scope) and outer  # it may ask for a second pass
+                active = _match(line, scope) and outer  # it may request a second pass
             elif line.keyword == "include":
                 for included in included_files(line, base, depth):
                     _evaluate(included, base, scope, depth + 1, active=active)
@@ -169,9 +169,9 @@ def _set(line: ConfigLine, scope: Scope) -> None:
     elif line.keyword == "port" and "port" not in scope.options:
         scope.options["port"] = [_port_of(values[0])]
     elif line.keyword == "connecttimeout" and values == ["none"]:
-        return  # to ssh this is no value: a later one counts
+        return  # ssh treats this as no value: a later one is used
     elif line.keyword == "proxyjump" and "proxycommand" in scope.options:
-        return  # whichever of the two comes first wins
+        return  # the first one takes precedence
     elif (
         line.keyword == "proxycommand"
         and scope.first("proxyjump", "none").lower() != "none"
@@ -207,7 +207,7 @@ def _lines_as_of(file: str, *_version: int) -> tuple[ConfigLine, ...]:
                 continue
             keyword = f"{match[1]}{match[2] or ''}".lower()
             rest = line[match.end() :]
-            # Match has rules of its own, without a backslash and single quotes.
+            # Match lines have their own rules, without backslashes and single quotes.
             words = _match_words(rest) if keyword == "match" else _words(rest)
             if keyword:
                 found.append(
@@ -243,7 +243,7 @@ def _match_words(text: str) -> tuple[str, ...]:
     while text and not text.startswith("#"):
         found = _UP_TO_BLANK.match(text)
         if found is None:
-            return (text,)  # quotes that don't end
+            return (text,)  # unterminated quotes
         words.append(f"{found[1]}{found[2] or ''}")
         text = text[found.end() :]
     return tuple(words)
@@ -255,7 +255,7 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
         return []
     files: list[str] = []
     for word in line.words:
-        # Of a user who is not there this leaves the word as it is, which names nothing then.
+        # For an unknown user this leaves the word unchanged, and it then matches no file.
         pattern = Path(base) / os.path.expanduser(word)
         files += sorted(glob.glob(str(pattern)))  # noqa: PTH207 - may be absolute
     return files
@@ -264,7 +264,7 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
 def fits(pattern: str, name: str) -> bool:
     """Whether a name matches a pattern of ssh_config and known_hosts: only `*` and `?` are special."""
     if "*" not in pattern and "?" not in pattern:
-        # As most of them: a file may name hundreds of hosts, and is looked at for each of them.
+        # The common case: a file may have hundreds of hosts, and is read for each of them.
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
@@ -328,7 +328,7 @@ def _exec_succeeds(value: str, scope: Scope) -> bool:
 def in_users_shell(command: str) -> tuple[str, ...]:
     """Return the words that run a command of the user's configuration by $SHELL, as ssh does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
-    # A container may have the variable of the machine around it, without that shell.
+    # A container may have inherited the variable without having that shell.
     return (shell if os.access(shell, os.X_OK) else "/bin/sh", "-c", command)
 
 
@@ -339,7 +339,7 @@ def _is_listed(value: str, text: str) -> bool:
 
 _TESTS: dict[str, Callable[[str, Scope], bool]] = {
     "all": lambda _value, _scope: True,
-    # Names are not canonicalized here, but a second pass counts as canonical, too.
+    # Names are not canonicalized, but a second pass counts as canonical, too.
     "canonical": lambda _value, scope: scope.final,
     "final": lambda _value, scope: scope.final,
     "exec": _exec_succeeds,

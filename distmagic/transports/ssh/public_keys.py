@@ -11,7 +11,7 @@ _CERTIFIED = b"-cert-v01@openssh.com"
 _PRIVATE = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 _MAGIC = b"openssh-key-v1\0"
 _MOST_BYTES = 1 << 17  # of a file
-# How many fields a public key has after its type; of the curves ecdsa has two, too.
+# The number of fields of a public key after its type; ecdsa keys have two, too.
 _FIELDS = {
     b"ssh-ed25519": 1,
     b"sk-ssh-ed25519@openssh.com": 2,
@@ -55,7 +55,7 @@ def _private(file: str) -> bytes | None:
         data = base64.b64decode(b"".join(rest.partition(b"-----")[0].split()))
         *names, options = take_strings(data.removeprefix(_MAGIC), 3)
         skipped = len(_MAGIC) + sum(4 + len(part) for part in (*names, options))
-        return take_strings(data[skipped + 4 :], 1)[0]  # behind the number of keys
+        return take_strings(data[skipped + 4 :], 1)[0]  # after the number of keys
     except ValueError:
         return None
 

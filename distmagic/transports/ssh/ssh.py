@@ -211,8 +211,8 @@ class _Attempt:
     def _stream(self, deadline: Deadline) -> Stream:
         resolved = self.resolved
         if resolved.jumps:
-            with deadline.paused():  # the jump host has a time limit of its own
-                # Connect the last of the jump hosts through those before it.
+            with deadline.paused():  # the jump host has its own time limit
+                # Connect to the last of the jump hosts through those before it.
                 attempt = _Attempt(
                     access=self.access,
                     asker=self.asker,
@@ -236,7 +236,7 @@ class _Attempt:
 
     def _keep(self, thing: _Closable, deadline: Deadline) -> None:
         self.opened.append(thing)
-        if deadline.expired:  # it came too late for `_abort` to see it
+        if deadline.expired:  # it expired too late for `_abort`
             thing.close()
 
     def _abort(self) -> None:

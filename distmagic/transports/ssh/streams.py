@@ -18,7 +18,7 @@ from distmagic.transports.piped import Tail
 from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
 
-# A cut cable is noticed after this long, also while nothing is sent but keep-alives.
+# A broken network is noticed after this time, even if only keep-alives are sent.
 USER_TIMEOUT_MS = 6000
 
 
@@ -48,7 +48,7 @@ class ProxyStream:
     def __init__(self, stdin: socket.socket, stdout: socket.socket) -> None:
         self._stdin = stdin
         self._stdout = stdout
-        self._closed = False  # paramiko looks at this name
+        self._closed = False  # paramiko reads this attribute
 
     def send(self, data: bytes) -> int:
         """Send some bytes; return how many."""
@@ -122,7 +122,7 @@ def run_proxy(command: str) -> tuple[ProxyStream, ProxyProcess]:
 def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.socket:
     """Connect to the first address of `hostname` that answers. Raises `Trouble`."""
     error: OSError = TimeoutError()
-    # Look the name up in a thread, because the resolver can't be given a time limit.
+    # Resolve the name on a thread, because the resolver has no time limit.
     answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
     threads.begin("dns", _look_up, hostname, port, answers.put)
     try:
@@ -134,7 +134,7 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     if isinstance(answer, OSError):
         raise troubles.of_socket(where, answer, deadline.seconds)
     for number, (family, kind, protocol, _, address) in enumerate(answer):
-        # So that a dead IPv6 address leaves time for IPv4.
+        # So that an unreachable IPv6 address leaves time for IPv4.
         share = deadline.remaining() / (len(answer) - number)
         try:
             dialled = socket.socket(family, kind, protocol)
@@ -161,7 +161,7 @@ def _look_up(
 ) -> None:
     try:
         answer(list(socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)))
-    except UnicodeError:  # a label that is too long for a name
+    except UnicodeError:  # a part of the name is too long
         answer(socket.gaierror(socket.EAI_NONAME, "not a host name"))
     except OSError as error:
         answer(error)

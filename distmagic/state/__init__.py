@@ -1,35 +1,32 @@
-"""Folds the events of a run into its state, and says what follows from that state.
+"""Folds the events of a run into its state, and decides what follows from the state.
 
-Everything here is pure: events and the clock's readings come in by argument, values go out. Nothing here has a thread,
-reads a clock, speaks to a host or writes on a screen. Read the modules in this order:
+All modules are pure: events and times are arguments, and values are returned. No module starts a thread, reads a clock,
+contacts a host or writes to a screen. Read the modules in this order:
 
-    phases.py           the phases of nodes, ranks and runs; what each reason of a stop means
-    events.py           the events of the launcher, and the envelope of all events
+    phases.py           the phases of nodes, ranks and runs; the meaning of each stop reason
+    events.py           handles events of the launcher, and the envelope of all events
     model.py            `RunState` with its `NodeState`s and `WorkerState`s
     series.py           the points of one metric of one rank
-    builder.py          a state that can be changed, alive within one call of `fold`
-    fold.py             `fold`: events in, the next state out; the events of agents
-    fold_ranks.py       the events of ranks, and which node has which ranks
+    builder.py          a mutable state, used only within one call of `fold`
+    fold.py             `fold`: makes the next state from events; handles events of agents
+    fold_ranks.py       handles events of ranks, and which node has which ranks
     fold_launcher.py    the events of the launcher
-    hangs.py            whether a run hangs, and where its ranks are, in words
-    standstill.py       which ranks have stood still for long; the question where they are, before a stop for it
-    decide.py           what to do: stop the run, count nodes as lost, ask ranks where they are, let the job go on alone
-    verdict.py          the error that a run ends with, if it does
+    hangs.py            whether a run hangs, and a description of where its ranks are
+    standstill.py       ranks without progress; requests for their stacks before a stop
+    decide.py           decides: stop the run, mark nodes as lost, request stacks, detach the job
+    verdict.py          the exception of a finished run, if it failed
 
-Theory of operation
-===================
+Theory of operation ===================
 
-A run has one `RunState`. `fold(state, events)` is the only function that makes the next one. There are two senders:
+A run has one `RunState`. Only `fold(state, events)` makes the next one. There are two senders of events:
 
-- The **launcher** (this notebook) tells what it does and sees itself: events.py.
-- The **agents** (one a node) tell what happens on their hosts: remote/wire/events.py. An agent's events are numbered.
-  The launcher folds each exactly once and in order, also after a broken connection. Events of different nodes come in
-  any order. A listed host may break, but it does not lie: its lines are bounded and its texts are sanitized, no event
-  makes `fold` raise, and who has which rank is what the nodes report.
+- The **launcher** (this notebook) sends events about its own actions and observations: events.py.
+- The **agents** (one for each node) send events about their hosts: remote/wire/events.py. An agent's events are
+  numbered. The launcher folds each exactly once and in order, even after a broken connection. Events of different
+  nodes come in any order. A host may be faulty, but is not hostile: its lines are limited and its texts are
+  sanitized, no event makes `fold` raise, and nodes' reports about their ranks are trusted.
 
-A node
-------
-`NodeState.phase` only goes forward; it may leave phases out.
+A node ------ `NodeState.phase` only moves forward; it may skip phases.
 
     phase        begins with the event                           sender
     connecting   (the state of a new node)
@@ -37,89 +34,87 @@ A node
     sending      Sending                                         launcher
     starting     Starting; Hello                                 launcher; agent
     running      Worker, for the node's first rank               agent
-    ended        EngineEnded: torchrun is over, `code` is set    agent
-    clear        Final: no process is left but `survivors`       agent
+    ended        EngineEnded: torchrun has ended, `code` is set    agent
+    clear        Final: no process is left except `survivors`       agent
                  Swept: the same, after the agent was lost       launcher
-    gone         Gone: the agent is gone, all events are here    launcher
+    gone         Gone: the agent has ended, all events have arrived    launcher
 
-Beside the phase, a node may be
+In addition to its phase, a node may be
 
-- *unusable* (Unusable, launcher): it can't take part. Nothing starts then.
-- *waited for* (Waiting, launcher): another job has devices of it. Nothing starts until they are free.
-- *broken* (Broken, until Mended; launcher): there is no connection just now. Its ranks go on.
-- *stopping* (NodeStopping, agent): its agent ends its ranks, for this reason.
-- *silent*, *joined* or *lost* in the gang (PeerState, from the lead of any node, from a member of the lead).
-- *accused* (PeerState "lost", or NodeStopping because of it, from another node): the others don't hear it. It is taken
-  back when the node itself tells why it stops, or is heard again.
-- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" takes a loss back, in an
-  elastic job "joined" too; the loss of a node that runner/node_table.py has given up stays. A node that is gone can't
-  become lost; one that is lost may still be gone, where its own last events come after all.
+- *unusable* (Unusable, launcher): it can't take part. Then nothing starts.
+- *waited for* (Waiting, launcher): another job has its devices. Nothing starts until they are free.
+- *broken* (Broken, until Mended; launcher): there is no connection now. Its ranks run on.
+- *stopping* (NodeStopping, agent): its agent is ending its ranks, for a reason.
+- *silent*, *joined* or *lost* by its heartbeats (PeerState: the lead reports about all nodes, a member about the lead).
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): its heartbeats don't arrive. This ends
+  when the node itself reports why it stops, or its heartbeats return.
+- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" undoes a loss, in an
+  elastic job also "joined"; the loss of a node that runner/node_table.py has given up stays. A node that is gone can't
+  become lost; a lost one may still become gone, if its own last events arrive after all.
 
-Why a node is lost, and where that is decided:
+Why a node is lost, and which code decides it:
 
-    it was out of reach for 10 s, and others were not            decide.py, `overdue`
-    it leads an elastic job, all others ended without hearing
-    it, and it was out of reach for 10 s                         decide.py, `overdue`
-    the others don't hear it, and it says nothing itself         decide.py, `missed_by_peers`
+    it was out of reach for 10 s, while others were not          decide.py, `overdue`
+    it leads an elastic job, all others ended because they
+    missed its heartbeats, and it was out of reach for 10 s      decide.py, `overdue`
+    the others miss its heartbeats, and it sends no event        decide.py, `missed_by_peers`
     it did not confirm its end after a stop                      decide.py, `after_step`
-    the others don't hear it, in an elastic job                  fold.py, `_accuse`: at once, for the lead goes on
-                                                                 without it, so nobody waits for its own word
-    its agent ended without a last event, or broke down          runner/node_table.py, `_link_ended`
-    it sent what is no event, or following it met a bug          runner/node_table.py, `_link_ended`
+    the others miss its heartbeats, in an elastic job            fold.py, `_accuse`: at once, because the lead continues
+                                                                 without it, so its own events are not awaited
+    its agent ended without a last event, or crashed             runner/node_table.py, `_link_ended`
+    it sent an invalid event, or following it met a bug          runner/node_table.py, `_link_ended`
     its host has another key, or connecting met a bug            runner/node_table.py, `_attempt_failed`
-    there was no connection for the lease                        runner/node_table.py, `due`
-    it was to join an elastic job, and never began               runner/node_table.py: nobody has started it (`due`), its
+    there was no connection for the time of the lease            runner/node_table.py, `due`
+    it should join an elastic job, and never started             runner/node_table.py: it was not started (`due`), its
                                                                  start failed (`_join_failed`), or the run was being
                                                                  stopped (`_add_row`)
-    it was to join, and its host could not be asked              runner/node_table.py, `due`: its start was not answered,
+    it should join, and its host did not answer                  runner/node_table.py, `due`: its start is unconfirmed,
                                                                  and no connection came for 20 s; it may run
     it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
-    OSMO ended the workflow otherwise than well                  systems/osmo/workflow.py, `_last_words`
+    OSMO ended the workflow without success                      systems/osmo/workflow.py, `_last_words`
 
 A rank
 ------
-    (its node tells Worker)--> running --Ended-----------------> done | failed | stopped
+    (its node sends Worker)--> running --Ended-----------------> done | failed | stopped
                                running --(its node is lost)----> lost
                                running --(its node's Final)----> stopped
 
-A rank is in `workers` from its first Worker on. It *fails* if it ended badly and nobody asked it to end. It is
-*stopped* if torchrun, an agent or this notebook ended it. `first_failure` is the rank that failed first. Two
-exceptions: a rank that only lost a peer ("connection closed by peer") gives way to a rank whose own failure arrives
-within two seconds; and a rank that SIGTERM ended was stopped after all, if torchrun reports then that the process of a
-rank beside it had failed after its return. torchrun may start a rank again (Worker with a higher `restart`), or on
-another node in a later round of the rendezvous: then the old failure counts no more.
+A rank is in `workers` from its first Worker on. It is *failed* if it ended with an error and was not asked to end. It
+is *stopped* if torchrun, an agent or this notebook ended it. `first_failure` is the rank that failed first, with two
+exceptions. A rank that only lost a peer ("connection closed by peer") is replaced by a rank whose own failure arrives
+within two seconds. A rank that SIGTERM ended becomes stopped if torchrun then reports that another rank's process on
+its node failed after its return. torchrun may restart a rank (Worker with a higher `restart`), or start it on another
+node in a later round of the rendezvous: then the old failure no longer counts.
 
 A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
 
-The run
--------
-`RunState.phase` follows from the rest; it is not kept. While the run is not over:
+The run ------- `RunState.phase` is computed from the other fields. While the run is not over:
 
     stopping                        `stopping` is set
-    running                         a rank is beyond starting
+    running                         a rank has started
     waiting                         the run waits for devices of a host
-    connecting, sending, starting   what the node that is least far does
+    connecting, sending, starting   the phase of the slowest node
 
-`is_over`: every node is gone or lost, or `abandoned` is set. Then, in this order: *failed* with a `first_failure`,
-*lost*, *failed* or *stopped* by the reason of the stop, *done* if torchrun ended with 0 on each essential node, else
-*failed*.
+`is_over`: every node is gone or lost, or `abandoned` is set. Then the phase is, in this order: *failed* with a
+`first_failure`; *lost*, *failed* or *stopped* by the reason of the stop; *done* if torchrun ended with 0 on each
+essential node; else *failed*.
 
 `stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
-Abandoned if the user wished it. The first reason of all is the run's.
+Abandoned if the user wished it. The first of these gives the run's reason.
 
 Fields that only occur together
 -------------------------------
-- `abandoned`: the run ended before it had begun on all hosts. `stopping` is "interrupted" or "" then.
-- `culprit`: only with `stopping`, and only where the nodes found out among themselves.
+- `abandoned`: the run ended before it had started on all hosts. `stopping` is "interrupted" or "" then.
+- `culprit`: only with `stopping`, and only if the nodes decided it among themselves.
 - `first_failure`: always a key of `workers`; that rank's phase is failed.
-- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it took a first failure
-  back.
-- `lost`: each node at most once. `unreached`: only nodes that tell Endpoint "unreached"; kept if that is why it stops.
-- `paused`: only ranks that run. Since `resumed_at_s` there is none, unless it is not empty.
-- `is_elastic`: its terms are, from the plan on. Nodes are only ever added (NodeAdded, lead), never removed.
+- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it undid a first failure.
+- `lost`: each node at most once. `unreached`: only nodes that sent Endpoint "unreached"; kept if that ends the run.
+- `paused`: only running ranks. If it is empty, no rank has waited since `resumed_at_s`.
+- `is_elastic`: from the terms of the plan. Nodes are only added (NodeAdded, lead), never removed.
 
-Promised: the phase of a node never goes back; a run whose nodes are all gone or lost is over; the state does not depend
-on how the events of different nodes were mixed, but for the order of lines and notices, for which of two failures came
-first, and for what a rank reported on one node before a later round gave it to another. Not promised: that clocks of hosts agree (times are the notebook's); that
-every line of output is here (the logs on the hosts have more); that a node which is lost runs nothing any more.
+Promised: the phase of a node never moves back; a run whose nodes are all gone or lost is over; the state does not
+depend on the order of events of different nodes. Exceptions are the order of lines and notices, which of two failures
+came first, and reports of a rank on one node before a later round assigned it to another. Not promised: that clocks of
+hosts agree (times are the notebook's); that the state has every line of output (the logs on the hosts have more); that
+a lost node runs nothing.
 """

@@ -1,7 +1,7 @@
-"""Makes the call with which a notebook's cell ended. torchrun starts this script on every rank.
+"""Runs the call at the end of a notebook's cell. torchrun starts this script on every rank.
 
-Beside it lie `call`, as it was pickled, with its large values; `code.zip`, the texts of the cells; and `distmagic.zip`,
-which reads them. The value that the call returns is not kept.
+Next to it are `call`, the pickled call with its large values; `code.zip`, the source of the cells; and `distmagic.zip`,
+which reads them. The return value is not kept.
 """
 
 import atexit
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main(folder: Path) -> None:
-    """Make the call in `folder`, and exit as any script does."""
+    """Run the call in `folder`, and exit like any script."""
     from distmagic.remote.rank import sources, worker
     from distmagic.remote.training import groups
     from distmagic.remote.values import call, parcel
@@ -38,10 +38,10 @@ if __name__ in ("__main__", "__mp_main__"):
     HERE = Path(__file__).resolve().parent
     ZIP = HERE / "distmagic.zip"
     sys.path[:0] = [str(ZIP), str(HERE)]
-    sys.path.append(str(ZIP / "fallback"))  # tqdm, for nodes that have none
+    sys.path.append(str(ZIP / "fallback"))  # tqdm, for nodes without it
     if __name__ == "__main__":
         main(HERE)
-    else:  # a child process, such as a worker of a DataLoader, that needs what the call defines
+    else:  # a child process, such as a DataLoader's worker, that needs the call's definitions
         from distmagic.remote.values import call as calls
 
         calls.define(str(HERE / "call"), globals())

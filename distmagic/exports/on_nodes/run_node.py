@@ -1,17 +1,17 @@
-"""torchrun, which ends when another node of its job has failed. Every node of an exported job starts it.
+"""Runs torchrun, and ends it when another node of its job has failed. Every node of an exported job starts this script.
 
     python run_node.py --nnodes=2 --node-rank=0 ... run_rank.py train.py 50
 
-torchrun's own nodes report nothing to each other. One whose ranks have ended waits for a failed one for five minutes;
-ranks that are still to meet wait for those of a failed node, or of a host that is switched off, as long as their process
-group allows. Here each node counts in torchrun's store, and looks whether the next node does. It needs nothing but
+torchrun's nodes do not report to each other. A node whose ranks have ended waits five minutes for a failed one. Ranks
+that are still to meet wait for those of a failed or powered-off node until the timeout of their process group. With
+this script each node increments a counter in torchrun's store, and watches the next node's counter. It needs only
 Python and torch.
 """
 
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # the modules that lie beside this file are the ranks'
+    del sys.path[0]  # modules next to this file are for the ranks
 
 import contextlib
 import os
@@ -20,13 +20,14 @@ import time
 from typing import Any
 
 # Keys of torchrun's store, which is in the process of one node.
-_BEAT = "distmagic/beat/"  # how often a node has looked, by its number
-_ENDED = "distmagic/ended"  # how many nodes have ended well
-_OVER = "distmagic/over"  # what ended the job: the first node that failed or is lost, or that all have ended well
+_BEAT = "distmagic/beat/"  # counter of a node's checks, by its number
+_ENDED = "distmagic/ended"  # number of nodes that have succeeded
+_OVER = "distmagic/over"  # why the job ended: the first node that failed or is lost, or success of all nodes
 _ALL_WELL = "all"
-_LOOK_S = 1.0  # between two looks
-_LOST_S = 30  # without a beat of a node, or without an answer of the store
-# for ranks to fail by themselves where a peer is gone, with their own words
+_LOOK_S = 1.0  # pause between two checks
+# Time limit for a node's counter to change, and for an answer of the store.
+_LOST_S = 30
+# time for ranks to fail by themselves after a peer is gone, with their own messages
 _GRACE_S = 5.0
 _NO_STORE = "The node that has torchrun's store is gone."
 _OF_SOCKETS = (
@@ -38,14 +39,14 @@ _OF_SOCKETS = (
 
 
 class NodeOfJob:
-    """What torchrun's agent, one of which each node has, does besides: it follows how the other nodes end."""
+    """Extends torchrun's agent, of which each node has one: follows how the other nodes end."""
 
-    over = ""  # what is known to have ended the job
+    over = ""  # why the job has ended, as far as known
     looks_s = ends_s = heard_s = 0.0
     beats = -1  # of the next node
 
     def run(self, *args: Any) -> Any:
-        """Run the ranks; leave word for the other nodes if that has failed."""
+        """Run the ranks; if that fails, record it for the other nodes."""
         try:
             result = super().run(*args)  # type: ignore[misc]
         except BaseException:
@@ -65,10 +66,10 @@ class NodeOfJob:
         except RuntimeError:
             return  # the store is gone
         if group.group_rank == 0 and group.group_world_size > 1:
-            time.sleep(2 * _LOOK_S)  # the others look
+            time.sleep(2 * _LOOK_S)  # time for the others to read it
 
     def _monitor_workers(self, group: Any) -> Any:
-        """Look at the ranks, and end them if another node has failed, or is lost, some seconds ago."""
+        """Check the ranks, and end them if another node failed, or was lost, some seconds ago."""
         result = super()._monitor_workers(group)  # type: ignore[misc]
         now_s = time.monotonic()
         if not self.over and now_s >= self.looks_s:
@@ -81,9 +82,9 @@ class NodeOfJob:
         return result
 
     def _look(self, group: Any) -> str:
-        """Leave word that this node lives; return what ended the job for it, "" for nothing.
+        """Increment this node's counter; return why the job has ended for it, "" if it has not.
 
-        A job that may start its ranks again waits for a lost node as torchrun does: another host may take its place.
+        A job that may restart its ranks waits for a lost node like torchrun: another host may replace it.
         """
         store, now_s = group.store, time.monotonic()
         follows = (group.group_rank + 1) % group.group_world_size
@@ -103,7 +104,7 @@ class NodeOfJob:
         return over
 
     def _exit_barrier(self) -> None:
-        """Wait until all nodes have ended well, or the store is gone. Exits if one has failed or is lost."""
+        """Wait until all nodes have succeeded, or the store is gone. Exits if one has failed or is lost."""
         group = self.get_worker_group()  # type: ignore[attr-defined]
         with contextlib.suppress(RuntimeError):
             if group.store.add(_ENDED, 1) == group.group_world_size:
@@ -115,9 +116,9 @@ class NodeOfJob:
 
 
 def _bound_waits() -> None:
-    """Have each connection of this process fail some time after its other end has gone without a word."""
+    """Make each connection of this process fail some time after its other end has vanished."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # no socket, or none of TCP
+        with contextlib.suppress(OSError):  # no socket, or not TCP
             one = socket.socket(fileno=int(name))
             try:
                 for level, option, value in _OF_SOCKETS:
@@ -127,7 +128,7 @@ def _bound_waits() -> None:
 
 
 def main() -> None:
-    """Be torchrun, with the arguments of this process."""
+    """Run torchrun with the arguments of this process."""
     from torch.distributed import run
     from torch.distributed.launcher import api
 

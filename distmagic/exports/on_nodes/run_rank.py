@@ -1,12 +1,12 @@
-"""Runs a program as Python does, and ends it without Python's shutdown. torchrun starts this script on every rank.
+"""Runs a program like Python, and ends it without Python's shutdown. torchrun starts this script on every rank.
 
     python run_rank.py train.py 50 --lr 0.1
     python run_rank.py -m package.module
 
-A thread of gloo that needs Python when the shutdown has begun aborts the process ("terminate called without an active
-exception"), and the job counts as failed. A model that is the last to hold its process group waits for gloo's threads and
-does not release the interpreter, for which they may wait: the rank hangs. So the groups that models hold are held here,
-too. It needs nothing but Python.
+If a thread of gloo needs Python after the shutdown has started, it aborts the process ("terminate called without an
+active exception"), and the job counts as failed. A model that has the last reference to its process group waits for
+gloo's threads without releasing the GIL, for which they may wait: the rank hangs. So this script also keeps references
+to the groups of models. It needs only Python.
 """
 
 import atexit
@@ -44,10 +44,10 @@ def main(words: Sequence[str]) -> None:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    # Have the program's open files written, as the shutdown would: let go of what is in `__main__`, and flush the
-    # rest.
+    # Make the program's open files be written, as the shutdown would: clear `__main__`, and flush the rest.
     _hold_groups_of_models()
-    if threading.active_count() == 1:  # else a daemon thread may still use any of them
+    if threading.active_count() == 1:
+        # Otherwise a daemon thread may still use any of them.
         kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
         names = [n for n, value in vars(own).items() if not isinstance(value, kept)]
         for name in names:
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> None:
         gc.collect()
     for one in gc.get_objects():
         if issubclass(type(one), io.IOBase):
-            with contextlib.suppress(Exception):  # closed, or of another kind
+            with contextlib.suppress(Exception):  # closed, or another kind of object
                 one.flush()
     os._exit((code or 0) & 0xFF)
 
@@ -79,10 +79,10 @@ def _run(own: types.ModuleType, words: Sequence[str]) -> None:
 
 
 class _GroupsFinder:
-    """Has the groups that models hold held here before torch ends them, once the program imports torch."""
+    """Keeps references to the groups of models before torch ends them, once the program imports torch."""
 
     def find_spec(self, name: str, path: Any, _target: Any = None) -> Any:
-        """Find the module of torch with `destroy_process_group`, which is replaced when it has been executed."""
+        """Find torch's module with `destroy_process_group`, which is wrapped after the import."""
         if name != "torch.distributed.distributed_c10d":
             return None
         sys.meta_path.remove(self)
@@ -106,7 +106,7 @@ class _GroupsFinder:
 
 
 def _hold_groups_of_models() -> None:
-    """Hold the groups of the models that there are, and no more those of models that are gone."""
+    """Keep references to the groups of existing models, and drop those of models that are gone."""
     parallel = sys.modules.get("torch.nn.parallel.distributed")
     model = getattr(parallel, "DistributedDataParallel", ())
     _held[:] = [
@@ -115,8 +115,8 @@ def _hold_groups_of_models() -> None:
 
 
 _OF_PYTHON = ("__name__", "__builtins__")
-_held: "list[object]" = []  # for good
+_held: "list[object]" = []  # never cleared
 
 if __name__ == "__main__":
-    # From a module of its own: the program takes the place of this one.
+    # From a separate module, because the program replaces this one as `__main__`.
     importlib.import_module(Path(__file__).stem).main(sys.argv[1:])

@@ -28,29 +28,24 @@ from distmagic.remote.wire.requests import StartNode
 @message
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a host is like, gathered in a moment without importing torch. `running` are the jobs that run on it.
-
-    `torch` is its version, None without one. `address` and `interface` are those by which the notebook reached the host.
-    `free_port` is a TCP port that was free, `free_bytes` the room on the disk of `state_dir`, where all is kept. `logout`
-    says why a run here ends with the connection, and how that can be changed; "" where it does not.
-    `host_id` is the same for two names of one machine, and for no two machines.
-    `write_error`: why nothing can be written to `state_dir`, "" where it can. Jobs that are there can be followed and
-    stopped all the same.
-    """
+    """Facts about a host, gathered quickly and without importing torch."""
 
     executable: HostPath
-    torch: Word | None
+    torch: Word | None  # its version, None without torch
     gpus: int
     cpus: int
-    address: Word
-    interface: Word
-    free_port: int
-    free_bytes: int
-    state_dir: HostPath
+    address: Word  # by which the notebook reached the host
+    interface: Word  # the interface with this address
+    free_port: int  # a TCP port that was free
+    free_bytes: int  # free space on the disk of `state_dir`
+    state_dir: HostPath  # distmagic's directory on the host
+    # Equal for two names of one machine, and unique to the machine.
     host_id: Word = ""
+    # Why a run ends with the SSH connection, with the cure; "" if it does not.
     logout: Paragraph = ""
+    # Why `state_dir` is not writable, "" if it is. Existing jobs can still be followed and stopped.
     write_error: Paragraph = ""
-    running: tuple[JobListing, ...] = ()
+    running: tuple[JobListing, ...] = ()  # the jobs that run on it
 
 
 @message
@@ -77,32 +72,29 @@ class FreePort:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What can be wrong with a host beside its `Facts`, as its log-in environment has it.
-
-    `name_addresses` are those to which its own `hostname` leads there. `mtus` are by interface. `open_files` and
-    `locked_bytes` are soft limits, -1 for none; so is `shm_bytes`, the size of /dev/shm, where there is none. `route` leads
-    to the peer of the request, and `ports` are those on which it listens, in the order of the request; 0 for one that
-    something else has. `infiniband` has the state of each port, as Linux words it.
-    `variables` are those that change collectives and threads. A package that is missing has the version "". CUDA versions
-    are "" where there is none: `torch_cuda` that of torch, `driver_cuda` the highest one of the `driver`. `xid` is the
-    last fault of a GPU that the kernel has noted.
-    """
+    """Data about a host for the doctor, in addition to its `Facts`, read in its log-in environment."""
 
     hostname: Word
+    # The route to the peer of the request.
     route: Route = Route(address="", interface="")
+    # The ports on which it listens, in the order of the request; 0 for one in use by another program.
     ports: tuple[int, ...] = ()
+    # The addresses to which the host resolves its own `hostname`.
     name_addresses: tuple[Word, ...] = ()
-    mtus: dict[Word, int] = field(default_factory=dict)
-    shm_bytes: int = -1
-    open_files: int = -1
-    locked_bytes: int = -1
+    mtus: dict[Word, int] = field(default_factory=dict)  # by interface
+    shm_bytes: int = -1  # size of /dev/shm, -1 without one
+    open_files: int = -1  # soft limit, -1 for none
+    locked_bytes: int = -1  # soft limit, -1 for none
+    # The state of each port, in Linux's words.
     infiniband: dict[Word, Word] = field(default_factory=dict)
+    # Those that affect collectives and threads.
     variables: dict[Word, Word] = field(default_factory=dict)
+    # Versions by name, "" for a missing package.
     packages: dict[Word, Word] = field(default_factory=dict)
-    torch_cuda: Word = ""
+    torch_cuda: Word = ""  # torch's CUDA version, "" without CUDA
     driver: Word = ""
-    driver_cuda: Word = ""
-    xid: Word = ""
+    driver_cuda: Word = ""  # the driver's highest CUDA version
+    xid: Word = ""  # the last GPU fault in the kernel's log
     gpus: tuple[GpuHealth, ...] = ()
 
 

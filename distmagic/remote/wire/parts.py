@@ -79,36 +79,32 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class JobTerms:
-    """The terms on which a job runs: decided once, by the plan, and the same on all of its nodes for as long as it runs.
+    """The settings of a job, decided once by the plan and equal on all of its nodes for the whole run.
 
-    The plan, the start message of each node, the job file, the list of jobs and what a notebook knows of a job carry
-    this record whole: a new term is a field here, the flag that sets it and the place that goes by it.
-
-    `lease_s`: how long the job outlives a notebook that no longer renews its lease; with `goes_on_alone` it then goes on
-    without one. `owner` names who began the job (names.py). `survives_logout`: it must
-    outlive the SSH session in which it was started. `max_restarts`, as torchrun has it. The lead ends the job
-    after `timeout_s`. Ranks that are asked to end have `grace_s` for it. A notebook that follows the job ends it when no rank has advanced for `hang_timeout_s`. The
-    job can go on with `min_nodes` nodes; an elastic job may have `max_nodes`, which is 0 for any other. `awaited` are
-    the hosts of an elastic job that were not there when it began. `call` is what every rank runs, as the user wrote it, and
-    `ranks` how many there are, 0 where the plan can't tell. `devices` are the GPUs of each host that were named for it.
-    `can_type`: somebody follows the job who can type a line for a rank; else the standard input of ranks is at its end.
-    Times are None where there is no such limit.
+    The plan, the start message of each node, the job file, the list of jobs and the notebook's state of a job contain
+    this record. A new setting needs a field here, a flag that sets it, and the code that uses it.
     """
 
+    # How long the job outlives a notebook that no longer renews its lease. With `goes_on_alone` it then runs on.
     lease_s: LeaseSeconds
-    owner: Name = ""
+    owner: Name = ""  # who started the job, see names.py
     goes_on_alone: bool = False
+    # Whether it must outlive the SSH session in which it was started.
     survives_logout: bool = False
-    max_restarts: int = 0
-    timeout_s: AmountOrNone = None
+    max_restarts: int = 0  # as in torchrun
+    timeout_s: AmountOrNone = None  # the lead ends the job after this time
+    # A notebook that follows the job ends it after this time without progress of any rank.
     hang_timeout_s: AmountOrNone = None
-    grace_s: Amount = 30.0
-    min_nodes: int = 1
-    max_nodes: int = 0
+    grace_s: Amount = 30.0  # time for ranks that are asked to end
+    min_nodes: int = 1  # the job needs so many nodes
+    max_nodes: int = 0  # of an elastic job, 0 for any other
+    # The hosts of an elastic job that were absent at its start.
     awaited: tuple[Name, ...] = ()
-    call: Word = ""
-    ranks: int = 0
+    call: Word = ""  # the code that every rank runs, as the user wrote it
+    ranks: int = 0  # their number, 0 if the plan does not know it
+    # The GPUs of each host that the user named.
     devices: tuple[Word, ...] = ()
+    # Whether a user can type input for a rank; else the ranks' standard input is at end of file.
     can_type: bool = False
 
     @property
@@ -255,26 +251,23 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class JobListing:
-    """One node of a job, as its host knows it. `began_s` is seconds since 1970 by the host's clock.
+    """One node of a job in its host's list of jobs. The job file contains one with the values at the job's start."""
 
-    `protocol` is the number of the protocol that its agent speaks. `hosts` are the job's hosts as the user named them,
-    in the order of node ranks. `reason` is how it ended on this node, "" while it runs or where its agent was killed.
-    `is_detached`: it needs no notebook. `age_s`: how long it has run, or ran. `began_ago_s`: how long ago it began.
-    `reported` is what a rank of the node has reported last, a few of its metrics. The job file holds one of these as it was at the beginning of the job.
-    """
-
-    protocol: int
+    protocol: int  # the protocol version of its agent
     job: Name
     node_rank: int
+    # The job's hosts as the user named them, by node rank.
     hosts: tuple[Name, ...]
-    began_s: Date
+    began_s: Date  # seconds since 1970 by the host's clock
     terms: JobTerms
     is_running: bool = False
-    is_detached: bool = False
+    is_detached: bool = False  # whether it runs without a notebook
+    # How it ended on this node, "" while it runs or if its agent was killed.
     reason: Paragraph = ""
     size_bytes: int = 0
-    age_s: Amount = 0.0
+    age_s: Amount = 0.0  # how long it has run
     began_ago_s: Amount = 0.0
+    # A few metrics that a rank of the node reported last.
     reported: MetricRow | None = None
 
 

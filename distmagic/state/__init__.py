@@ -4,19 +4,20 @@ All modules are pure: events and times are arguments, and values are returned. N
 contacts a host or writes to a screen. Read the modules in this order:
 
     phases.py           the phases of nodes, ranks and runs; the meaning of each stop reason
-    events.py           handles events of the launcher, and the envelope of all events
+    events.py           the events of the launcher, and the envelope of all events
     model.py            `RunState` with its `NodeState`s and `WorkerState`s
     series.py           the points of one metric of one rank
     builder.py          a mutable state, used only within one call of `fold`
     fold.py             `fold`: makes the next state from events; handles events of agents
     fold_ranks.py       handles events of ranks, and which node has which ranks
-    fold_launcher.py    the events of the launcher
+    fold_launcher.py    handles events of the launcher
     hangs.py            whether a run hangs, and a description of where its ranks are
     standstill.py       ranks without progress; requests for their stacks before a stop
     decide.py           decides: stop the run, mark nodes as lost, request stacks, detach the job
     verdict.py          the exception of a finished run, if it failed
 
-Theory of operation ===================
+Theory of operation
+===================
 
 A run has one `RunState`. Only `fold(state, events)` makes the next one. There are two senders of events:
 
@@ -26,7 +27,9 @@ A run has one `RunState`. Only `fold(state, events)` makes the next one. There a
   nodes come in any order. A host may be faulty, but is not hostile: its lines are limited and its texts are
   sanitized, no event makes `fold` raise, and nodes' reports about their ranks are trusted.
 
-A node ------ `NodeState.phase` only moves forward; it may skip phases.
+A node
+------
+`NodeState.phase` only moves forward; it may skip phases.
 
     phase        begins with the event                           sender
     connecting   (the state of a new node)
@@ -34,10 +37,10 @@ A node ------ `NodeState.phase` only moves forward; it may skip phases.
     sending      Sending                                         launcher
     starting     Starting; Hello                                 launcher; agent
     running      Worker, for the node's first rank               agent
-    ended        EngineEnded: torchrun has ended, `code` is set    agent
-    clear        Final: no process is left except `survivors`       agent
+    ended        EngineEnded: torchrun ended, `code` is set      agent
+    clear        Final: no process is left except `survivors`    agent
                  Swept: the same, after the agent was lost       launcher
-    gone         Gone: the agent has ended, all events have arrived    launcher
+    gone         Gone: the agent has ended, all events arrived   launcher
 
 In addition to its phase, a node may be
 
@@ -88,7 +91,9 @@ node in a later round of the rendezvous: then the old failure no longer counts.
 
 A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
 
-The run ------- `RunState.phase` is computed from the other fields. While the run is not over:
+The run
+-------
+`RunState.phase` is computed from the other fields. While the run is not over:
 
     stopping                        `stopping` is set
     running                         a rank has started

@@ -20,7 +20,8 @@ and no blocking call, and runs no code of the user. Read in this order:
     hardware_watch.py  measures the load of the host
     endpoint.py      connects to the rendezvous endpoint, so that a closed port is reported within seconds
 
-Theory of operation ===================
+Theory of operation
+===================
 
 An agent is in one of four states. It only ever moves down this list:
 

@@ -3,7 +3,8 @@
 It has one thread, because a fork copies only one. Standard input is its listening socket. It sends a greeting over each
 connection and reads one request. It ends when its lease expires, or when it was unused for long.
 
-Theory of operation ===================
+Theory of operation
+===================
 
 A template belongs to one owner, which is one notebook or script. Its key is a digest of everything that a new process
 inherits (`_key` in template_client.py). A job is forked from the template with its owner and key, or started by exec. A

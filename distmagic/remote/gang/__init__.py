@@ -11,7 +11,8 @@ order:
     channel.py          `GangChannel`: the agent's interface; turns news into journal events and reasons to stop
     elastic_members.py  which hosts the lead of an elastic job has admitted, and as which nodes
 
-Theory of operation ===================
+Theory of operation
+===================
 
 The nodes form a star. Node 0, the lead, exchanges datagrams with every member; a member exchanges them with the lead
 only. Every node sends its phase every `PERIOD_S` (more often if `lost_after_s` is short). The lead also answers each

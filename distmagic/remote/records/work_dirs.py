@@ -18,7 +18,8 @@ a notebook's own never mix.
 
 All times are by the clock that dates the files; for a shared home that is the file server's.
 
-Theory of operation ===================
+Theory of operation
+===================
 
 A directory is in one of four states. Only files record the state: nothing is in memory, and no process owns it.
 

@@ -44,29 +44,23 @@ Text = tuple[str, str | bytes, Container[int] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class OnRanks:
-    """What ranks may, or must not, have loaded when they start.
+    """What ranks may, or must not, have loaded when they start."""
 
-    may_be_loaded: modules, and objects in them, that may be preloaded in a rank; None if anything may imports: names
-    that the program imports notice: a message for the user
-    """
-
+    # Modules, and objects in them, that may be preloaded in a rank; None if anything may.
     may_be_loaded: frozenset[str] | None = None
-    imports: frozenset[str] = frozenset()
-    notice: str = ""
+    imports: frozenset[str] = frozenset()  # names that the program imports
+    notice: str = ""  # a message for the user
 
 
 @dataclass
 class _Order:
-    """The order of imports and settings in texts, identified by their numbers. Code in a function runs later, when it
-    is called.
+    """The order of imports and settings in texts, identified by number. Code in a function runs later, when called."""
 
-    imports: text, line and name of each import; the line is 0 in a function settings: text and line of each statement
-    that sets a variable, and whether it is in a function calls: {text: the first line at which the text itself calls
-    something}; an import further down may come after the call
-    """
-
+    # Text, line and name of each import; the line is 0 in a function.
     imports: list[tuple[int, int, str]] = field(default_factory=list)
+    # Text and line of each statement that sets a variable, and whether it is in a function.
     settings: list[tuple[int, int, bool]] = field(default_factory=list)
+    # {text: the first line at which the text calls something}; an import further down may come after the call.
     calls: dict[int, int] = field(default_factory=dict)
 
     def note(

@@ -46,33 +46,32 @@ class OtherPython:
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """The files that every rank of a job gets. Equal calls give equal files, which are not sent again to a host that
-    has them.
+    """The files that every rank of a job gets.
 
-    `modules` are the local modules that the call needs. `folder` is the folder of a script, which also imports from
-    `roots` in its working directory. `tree` has both as blobs, None before it is known that a host needs them
-    (payload/work_files.py); `limit_bytes` includes it. `script` is the script's own file, `name` the default name of
-    its working directory, "" for a cell. `notice` is a message for the user about the files. `uses` are the top-level
-    modules that a call's functions and values need, and those of `logging` and `warnings`, which any module may use.
-    `settings` are this process's settings for ranks, also in words. `title` is the call as the user wrote it.
-    `in_source` packs the same without byte code, which only the same minor version of Python can run; None if there is
-    no byte code.
+    Equal calls give equal files, which are not sent again to a host that has them.
     """
 
-    call: LocalBlob
-    code: LocalBlob
-    side_files: tuple[LocalBlob, ...] = ()
-    modules: tuple[LocalModule, ...] = ()
-    folder: Path | None = None
+    call: LocalBlob  # the pickled call
+    code: LocalBlob  # the source of cells, and data about local modules
+    side_files: tuple[LocalBlob, ...] = ()  # large values of the call
+    modules: tuple[LocalModule, ...] = ()  # the local modules that the call needs
+    folder: Path | None = None  # the folder of a script
+    # Folders in the working directory from which a script also imports.
     roots: tuple[str, ...] = ()
-    script: Path | None = None
-    name: str = ""
-    notice: str = ""
+    script: Path | None = None  # the script's own file
+    name: str = ""  # the default name of its working directory, "" for a cell
+    notice: str = ""  # a message for the user about the files
+    # The top-level modules that the call's functions and values need, and those of `logging` and `warnings`, which any
+    # module may use.
     uses: frozenset[str] = frozenset()
+    # This process's settings for ranks, and the same in words.
     settings: tuple[str, str] = ("", "")
-    title: str = ""
+    title: str = ""  # the call as the user wrote it
+    # Folder and modules as blobs, None before it is known that a host needs them (payload/work_files.py).
     tree: Tree | None = None
-    limit_bytes: int = sys.maxsize
+    limit_bytes: int = sys.maxsize  # includes `tree`
+    # Packs the same without byte code, which only the same minor version of Python can run; None if there is no byte
+    # code.
     in_source: Callable[[OtherPython], Payload] | None = field(
         default=None, compare=False, repr=False
     )

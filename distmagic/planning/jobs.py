@@ -23,27 +23,22 @@ _EACH_ONE_S_OWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job, running or ended, as far as the hosts that answered know it.
-
-    `hosts` are its hosts in the order of its nodes, as its user named them. `host_indices` has for each node the index
-    of the asked host that has it, -1 for none. `running` are the node ranks that run. `reason` is how it ended.
-    `is_detached`: it needs no notebook. `age_s` is how long it has run, and `began_ago_s` how long ago it started, by
-    its hosts' clocks. `metrics` are a few values that one of its ranks reported last. `protocols` are the protocol
-    versions of its agents.
-    """
+    """One job, running or ended, as far as the hosts that answered know it."""
 
     name: str
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # as its user named them, in the order of its nodes
+    # For each node the index of the asked host that has it, -1 for none.
     host_indices: tuple[int, ...]
-    running: tuple[int, ...]
+    running: tuple[int, ...]  # node ranks that run
     terms: JobTerms
-    is_detached: bool
-    reason: str
+    is_detached: bool  # whether it runs without a notebook
+    reason: str  # how it ended
     size_bytes: int
-    age_s: float
-    began_ago_s: float
+    age_s: float  # how long it has run, by its hosts' clocks
+    began_ago_s: float  # how long ago it started, by its hosts' clocks
+    # A few values that one of its ranks reported last.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    protocols: tuple[int, ...] = ()
+    protocols: tuple[int, ...] = ()  # protocol versions of its agents
 
     @property
     def is_running(self) -> bool:

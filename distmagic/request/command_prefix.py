@@ -1,10 +1,10 @@
-"""The command line before Python on a host: a shell that sets up the environment, and a program such as `docker exec`.
-Pure.
+"""The command line before Python on a host: a shell that sets up the environment, and a program like `docker exec`.
 
 A setup runs once on a host, and the resulting variables are stored on the host. Its text is never on a command line,
-which every user of the host can read: it is the first line of standard input.
+which every user of the host can read: it is the first line of standard input. Pure.
 
-    notebook: lines for a shell that is in the way, setup line, then what the program reads     host: runs the setup, unless its variables are kept; the program
+    notebook: lines for a shell that replaces Python, setup line, then the program's input
+    host:     runs the setup, unless its variables are stored; then the program
 """
 
 from __future__ import annotations

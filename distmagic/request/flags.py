@@ -37,35 +37,30 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One line of `%%distributed`. `hosts` and `hostfile` are None if the line does not name hosts.
-
-    `allocation` is the request of `--on` to a scheduler, None for other hosts. `ignores_system` is `--on none`: ignore
-    the scheduler that started this process. `export` is a folder to write instead of a run, `workflow` a job that a
-    system such as OSMO runs. `python_hosts` are the names in `--python HOST=PATH`. `names_ssh_config` and
-    `names_nproc`: the line itself has `--ssh-config` and `--nproc-per-node`. `output` is the name after `-o`. `script`:
-    the cell runs as a script, with the words after `--` as arguments `args`. `background`: the cell returns during the
-    run. `stay` names ranks that stay, and `ranks` are those on which the cell runs, () for all.
-    """
+    """One line of `%%distributed`."""
 
     spec: JobSpec = field(default_factory=JobSpec)
     access: Access = field(default_factory=Access)
-    hosts: tuple[Host, ...] | None = None
-    hostfile: str | None = None
+    hosts: tuple[Host, ...] | None = None  # None if the line does not name hosts
+    hostfile: str | None = None  # None if the line does not name one
+    # The request of `--on` to a scheduler, None for other hosts.
     allocation: HostsRequest | None = None
+    # `--on none`: ignore the scheduler that started this process.
     ignores_system: bool = False
-    export: ExportRequest | None = None
-    workflow: ExportRequest | None = None
-    python_hosts: tuple[str, ...] = ()
-    names_ssh_config: bool = False
-    names_nproc: bool = False
-    background: bool = False
-    whole: bool = False
+    export: ExportRequest | None = None  # a folder to write instead of a run
+    workflow: ExportRequest | None = None  # a job that a system such as OSMO runs
+    python_hosts: tuple[str, ...] = ()  # the names in `--python HOST=PATH`
+    names_ssh_config: bool = False  # whether the line itself has `--ssh-config`
+    names_nproc: bool = False  # whether the line itself has `--nproc-per-node`
+    background: bool = False  # whether the cell returns during the run
+    whole: bool = False  # whether every rank runs the whole cell
+    # Whether the cell runs as a script, with the words after `--` as `args`.
     script: bool = False
     args: tuple[str, ...] = ()
     dry_run: bool = False
-    output: str | None = None
-    stay: str | None = None
-    ranks: tuple[int, ...] = ()
+    output: str | None = None  # the name after `-o`
+    stay: str | None = None  # the name of ranks that stay
+    ranks: tuple[int, ...] = ()  # those of them that run the cell, () for all
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
 
 

@@ -28,25 +28,21 @@ GROUP = "distmagic.systems"
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One external system. `name` is used after `--export`, `title` in sentences.
+    """One external system."""
 
-    `page` is its page of the manual; a system of another package has it in its folder, as `PAGE.md`. `folder` is the
-    package of its modules, `can` the names of those that it has. `on` is the word after `--on`, with which each form in
-    `places` starts, as listed in the help. `takes_options`: its files accept any sbatch option. `takes_setup`: its own
-    job runs `--setup`, instead of each host. `chooses_hosts`: a user names no hosts. `takes_down` is the flag of
-    `%distributed down` that ends one of its places by name, "" if they end with their notebook.
-    """
-
-    name: str
-    title: str
-    folder: str
-    can: frozenset[str]
+    name: str  # the word after `--export`
+    title: str  # its name in sentences
+    folder: str  # the package of its modules
+    can: frozenset[str]  # the names of the modules that it has
+    # Its page of the manual; a system of another package has it in its folder, as `PAGE.md`.
     page: str = ""
-    on: str = ""
-    places: str = ""
-    takes_options: bool = False
+    on: str = ""  # the word after `--on`
+    places: str = ""  # the forms that start with it, as listed in the help
+    takes_options: bool = False  # whether its files accept any sbatch option
+    # Whether its own job runs `--setup`, instead of each host.
     takes_setup: bool = False
-    chooses_hosts: bool = True
+    chooses_hosts: bool = True  # whether a user names no hosts
+    # The flag of `%distributed down` that ends one of its places by name, "" if they end with their notebook.
     takes_down: str = ""
 
     def part(self, name: str) -> Any:

@@ -11,16 +11,14 @@ from distmagic.state.series import Series
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedPoint:
-    """One value of a metric of a rank.
-
-    step: the rank's step, counted on across epochs; the number of the point if it has none unix_s: when the rank
-    reported it, in seconds since the epoch, by the notebook's clock
-    """
+    """One value of a metric of a rank."""
 
     rank: int
     name: str
+    # The rank's step, counted on across epochs; the number of the point if it has none.
     step: int
     value: float
+    # When the rank reported it, in seconds since 1970 by the notebook's clock.
     unix_s: float
 
 

@@ -144,22 +144,18 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkDir:
-    """The working directory of a run on a host, kept for the next run with the same name.
-
-    `origin` is the user and the notebook or script that use it: another one with the same name gets another directory.
-    It is "" if the user has named the directory, which all runs with that name share. `manifest` is the blob with the
-    list of files to write, "" for none: `files` files with `size_bytes`. Ranks start in its subfolder `inside`, ""
-    being the directory itself. `is_fresh`: it is emptied first. `path` is its path, "" before the host has made it.
-    """
+    """The working directory of a run on a host, kept for the next run with the same name."""
 
     name: str
+    # The user and the notebook or script that use it: another one with the same name gets another directory. "" if the
+    # user has named the directory, which all runs with that name share.
     origin: str = ""
-    manifest: str = ""
-    files: int = 0
-    size_bytes: int = 0
-    inside: str = ""
-    is_fresh: bool = False
-    path: str = ""
+    manifest: str = ""  # the blob with the list of files to write, "" for none
+    files: int = 0  # their number
+    size_bytes: int = 0  # their total size
+    inside: str = ""  # the subfolder in which ranks start, "" for the directory itself
+    is_fresh: bool = False  # whether it is emptied first
+    path: str = ""  # "" before the host has made it
 
 
 @dataclass(frozen=True, kw_only=True)

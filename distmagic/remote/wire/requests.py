@@ -138,33 +138,30 @@ class TemplateRequest:
 @request
 @dataclass(frozen=True, kw_only=True)
 class StartNode:
-    """Starts the agent of one node. `torchrun` are torchrun's flags; `call`, `code`, `side_files` are the payload's
-    blobs.
+    """Starts the agent of one node.
 
-    With `work` the host first prepares that directory and answers `WorkDirReady`; ranks start in it if `cwd` is "".
-    Without it they run on the notebook machine, which has the files. `env` replaces variables of the host's own
-    environment, `defaults` only adds missing ones. `endpoint` is "address port" of the rendezvous, "" for a single
-    node; then `membership` is None. Without `warm`, everything is started by exec. Only the lead of an elastic job has
-    a `join_template`.
+    With `work` the host first prepares that directory and answers `WorkDirReady`.
     """
 
     job: str
     node_rank: int
-    torchrun: tuple[str, ...]
-    env: dict[str, str]
-    defaults: dict[str, str]
-    cwd: str
-    call: str
+    torchrun: tuple[str, ...]  # torchrun's flags
+    env: dict[str, str]  # variables that replace the host's own
+    defaults: dict[str, str]  # variables that are only added if the host lacks them
+    cwd: str  # "": ranks start in the directory of `work`
+    call: str  # SHA-256 of the payload's blob, like `code` and `side_files`
     code: str
-    endpoint: str
+    endpoint: str  # "address port" of the rendezvous, "" for a single node
     hosts: tuple[str, ...]
     lead: bool
     terms: JobTerms
+    # Settings for heartbeats, None for a single node.
     membership: Membership | None = None
+    # The template to fork from; without it, everything is started by exec.
     warm: TemplateRequest | None = None
     side_files: tuple[str, ...] = ()
-    join_template: JoinTemplate | None = None
-    work: WorkDir | None = None
+    join_template: JoinTemplate | None = None  # only for the lead of an elastic job
+    work: WorkDir | None = None  # None on the notebook machine, which has the files
 
 
 @request

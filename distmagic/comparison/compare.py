@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Sequence
 
 from distmagic.comparison import as_html, as_text
@@ -63,9 +64,15 @@ class RunHistory:
         return tuple(self._runs.values())
 
     def add(self, state: RunState) -> None:
-        """Remember a finished run."""
+        """Remember a finished run. Never raises: its results are worth more than its place in a comparison."""
         key = f"{state.job} {state.cell}"
         self._runs.pop(key, None)
-        self._runs[key] = summary(state)
+        try:
+            self._runs[key] = summary(state)
+        except Exception as error:  # noqa: BLE001 - a bug
+            why = f"{type(error).__name__}: {error}"
+            sys.stderr.write(
+                f"The list of runs lacks this one: {why}. Its results are kept.\n"
+            )
         if len(self._runs) > _KEPT:
             del self._runs[next(iter(self._runs))]

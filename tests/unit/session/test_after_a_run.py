@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from distmagic.comparison import compare
 from distmagic.connection import link_opener
 from distmagic.connection.connections import Connections
 from distmagic.connection.first_links import FirstLinks
@@ -152,6 +153,18 @@ def test_a_result_after_a_lost_connection_asks_for_a_one_time_password(
     assert at_the_keyboard == [
         ("gpu-a: Verification code: ", threading.current_thread())
     ]
+
+
+def test_a_run_has_its_results_where_no_summary_can_be_made_of_it(
+    host, at_the_keyboard, monkeypatch, capsys
+):
+    def fails(_: RunState) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(compare, "summary", fails)
+    run = finished(state_of(result_bytes=len(host.data)), host)
+    assert run.results[0] == {"loss": 0.5}
+    assert "lacks this one: ZeroDivisionError: a bug." in capsys.readouterr().err
 
 
 def test_a_small_result_that_another_host_has_sent_is_not_looked_at(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +81,7 @@ class Allocation:
         self.awaited_by: set[NotebookAsker] = set()
         self._has_one_core = False
         self._shell, self._terms = shell, terms
+        self._mark = secrets.token_hex(8)  # of this notebook's sruns in the job
         self._lease = LeasePipe()
         self._is_over = threading.Event()
         self._beginning = threading.Lock()  # held while it is being acquired
@@ -238,6 +240,7 @@ class Allocation:
             name=name,
             job=self.job,
             python=self._terms.python,
+            mark=self._mark,
         )
         return SrunTransport(self._shell, node, self._explained)
 
@@ -325,7 +328,8 @@ class Allocation:
         if not (is_wanted or self.error or self.request.job):
             commands.cancel(self._shell, self.job, asker)
         if self._has_broken and self.error is None:
-            commands.kill_sruns(self._shell, self.job, asker)
+            # Not those of another notebook, which may use the same job.
+            commands.kill_sruns(self._shell, self.job, asker, self._mark)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",

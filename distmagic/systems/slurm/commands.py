@@ -44,10 +44,10 @@ def cancel(shell: Shell, job: str, asker: Asker) -> None:
         shell.run(("scancel", job), asker, timeout_s=SOON_S)
 
 
-def kill_sruns(shell: Shell, job: str, asker: Asker) -> None:
-    """End distmagic's srun processes in a finished job, if possible: see srun_words.kill_sruns."""
+def kill_sruns(shell: Shell, job: str, asker: Asker, mark: str = "") -> None:
+    """End distmagic's srun processes in a job, if possible: see srun_words.kill_sruns."""
     with suppress(DistmagicError, RuntimeError):
-        shell.run(srun_words.kill_sruns(job), asker, timeout_s=SOON_S)
+        shell.run(srun_words.kill_sruns(job, mark), asker, timeout_s=SOON_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:

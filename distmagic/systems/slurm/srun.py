@@ -20,11 +20,12 @@ PATIENCE_S = 20.0  # time for a keeper that is about to start
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of a job. `python` runs the usher."""
+    """One node of a job. `python` runs the usher; by `mark` its sruns are found."""
 
     name: str
     job: str
     python: str = "python3"
+    mark: str = ""
 
 
 class SrunProcess:
@@ -113,7 +114,12 @@ class SrunTransport:
 
     def _started(self, what: dict[str, object]) -> SrunProcess:
         node = self.node
-        request = {"job": node.job, "patience_s": PATIENCE_S, **what}
+        request = {
+            "job": node.job,
+            "mark": node.mark,
+            "patience_s": PATIENCE_S,
+            **what,
+        }
         usher = program_text.command(node.python, "usher", request)
         step = srun_words.step(node.job, node.name, usher)
         return SrunProcess(self._login.start(step), node, self._explain)

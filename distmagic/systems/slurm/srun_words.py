@@ -71,10 +71,13 @@ def step(job: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 
-def kill_sruns(job: str) -> tuple[str, ...]:
-    """Return the command that ends all srun processes of distmagic in a job. One to a dead node would wait forever."""
-    script = 'pkill -KILL -u "$(id -u)" -f "^srun --jobid=$1 .* distmagic-usher "'
-    return ("sh", "-c", script, "sh", job)
+def kill_sruns(job: str, mark: str = "") -> tuple[str, ...]:
+    """Return the command that ends srun processes of distmagic in a job: those with this mark, or those of all notebooks.
+
+    One to a dead node would wait forever.
+    """
+    script = 'pkill -KILL -u "$(id -u)" -f "^srun --jobid=$1 .* distmagic-usher .*$2"'
+    return ("sh", "-c", script, "sh", job, mark)
 
 
 _TASK_ENDED = re.compile(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from distmagic.errors import (
 )
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
-from distmagic.systems.slurm import allocation, lease_pipe, shell
+from distmagic.systems.slurm import allocation, lease_pipe, shell, srun_words
 from distmagic.systems.slurm.allocation import ONE_CORE, Allocation, found, submitted
 from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.submission import KeeperTerms
@@ -206,7 +208,47 @@ def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login
     with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
         way.start(("true",)).read()
     assert login.programs()[-2:] == ["squeue", "sh"]
-    assert login.asked[-1][-1] == "17"
+    assert login.asked[-1][-2:] == ("17", "")
+
+
+def ends_its_sruns(login: Login, end: Callable[[Allocation], None]) -> bool:
+    """Whether the end of an allocation, to which a connection broke, ends its own sruns alone."""
+    squeue(login, RUNNING)
+    mine, other = (
+        found(SlurmRequest(job="17"), Shell("login1", lambda _: login), TERMS, ASKER)
+        for _ in range(2)
+    )
+    for one in (mine, other):
+        (first, _) = one.wait(ASKER, print)
+        one.transport(first, Access(), ASKER)
+        one.transport(first, Access(), ASKER)  # the first one broke
+    end(mine)
+    *_, job, mark = login.asked[-1]
+    marks = [request_of(argv)["mark"] for argv in login.asked if "distmagic-usher" in argv]  # fmt: skip
+    other.leave()
+    assert len(set(marks)) == 2
+    return (job, mark) == ("17", marks[0])
+
+
+def test_a_notebook_that_ends_leaves_the_sruns_of_another_one_in_its_job(login):
+    assert ends_its_sruns(login, Allocation.end)
+    assert ends_its_sruns(Login(), Allocation.leave)
+
+
+def test_sruns_are_ended_by_their_mark_or_all_of_a_job():
+    """The names of these processes are those that srun would have."""
+    job = f"{os.getpid()}0017"
+    names = [f'srun --jobid={job} -- distmagic-usher {{"mark": "{mark}"}}' for mark in ("a1", "b2")]  # fmt: skip
+    mine, other = (subprocess.Popen((name, "600"), executable="/bin/sleep") for name in names)  # fmt: skip
+    try:
+        subprocess.run(srun_words.kill_sruns(job, "a1"), check=True)
+        assert mine.wait(HANG_S) == -signal.SIGKILL
+        assert other.poll() is None
+        subprocess.run(srun_words.kill_sruns(job), check=True)
+        assert other.wait(HANG_S) == -signal.SIGKILL
+    finally:
+        mine.kill()
+        other.kill()
 
 
 def test_one_core_is_a_warning_of_the_first_node(login, made):

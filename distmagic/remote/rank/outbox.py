@@ -28,6 +28,7 @@ KEPT_BARS = (
 )
 # size of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
 _PACKET_BYTES = 48_000
+_MOST_BYTES = 200_000  # of a packet: the socket would refuse a larger one
 _MOST_METRICS = 1000  # limit for each row
 # Sending a packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
@@ -211,6 +212,12 @@ class Outbox:
             while len(packet) > _PACKET_BYTES and count > 1:
                 count //= 2
                 packet = self._packet(count, bars, device)
+            if len(packet) > _MOST_BYTES and count:
+                self._complain(
+                    f"metrics of {len(packet):,} bytes in one call are more than {_MOST_BYTES:,}"
+                )
+                del self._rows[0]
+                continue
             if not self._send(packet):
                 return False
             self._device = self._device or device

@@ -198,6 +198,19 @@ def test_packets_stay_small_enough_for_the_socket(agent, capfd):
     assert "10000 metrics in one call" in capfd.readouterr().err
 
 
+def test_a_row_that_the_socket_would_refuse_is_told_and_takes_nothing_with_it(
+    agent, capfd
+):
+    agent.is_open = False
+    report.report(step=1, loss=1.0)
+    report.report(step=2, **{f"{i:0300}": 0.5 for i in range(900)})
+    report.report(step=3, loss=3.0)
+    agent.is_open = True
+    assert report.flush() is True
+    assert [row.metrics for row in agent.rows] == [{"loss": 1.0}, {"loss": 3.0}]
+    assert "bytes in one call are more than 200,000" in capfd.readouterr().err
+
+
 def test_flush_waits_for_the_agent_only_when_blocking(agent):
     agent.is_open = False
     report.report(step=1)

@@ -50,6 +50,7 @@ class Connections:
         self._connect = connect
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
+        self._closings = 0  # how often all were closed
         self._connecting: dict[_Key, threading.Lock] = {}
         # Protects the attributes above; never held during a blocking call.
         self._lock = threading.Lock()
@@ -90,9 +91,15 @@ class Connections:
             known = self._open.get(key)
             if known is not None:
                 return known
+            closings = self._closings
             transport = self._connect(host, access, asker)
             with self._lock:
-                self._open[key] = transport
+                is_late = self._closings != closings
+                if not is_late:
+                    self._open[key] = transport
+        if is_late:
+            transport.close()
+            raise ConnectionLost(f"{host.name}: all connections were closed meanwhile.")
         return transport
 
     def take_idle(self, host: Host, access: Access, asker: Asker) -> Link:
@@ -149,6 +156,7 @@ class Connections:
         with self._lock:
             transports = list(self._open.values())
             self._open = {}
+            self._closings += 1
         try:
             # In parallel: each waits for the other end to close.
             in_parallel(lambda transport: transport.close(), transports)
@@ -185,7 +193,8 @@ def connect(
 ) -> Transport:
     """Return a transport to a host: direct for this machine, the system's ssh if it is chosen, else paramiko.
 
-    With `pins`, paramiko trusts the host's key on first use and stores it in that file.
+    With `pins`, paramiko trusts the host's key on first use and stores it in that file. Raises `UsageError` if the
+    system's ssh is chosen as well.
     """
     if host.is_local:
         from distmagic.transports import local

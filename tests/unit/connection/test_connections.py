@@ -242,6 +242,23 @@ def test_of_two_runs_that_want_a_host_at_once_one_connects(kernel, monkeypatch):
     assert len(kernel.logins) == 1, "nobody would ever close the other one"
 
 
+def test_a_connection_that_comes_while_all_are_closed_is_closed_too(
+    kernel, monkeypatch
+):
+    connect = kernel._connect
+
+    def connect_late(*arguments: Any) -> Any:
+        kernel.connections.close()
+        return connect(*arguments)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(kernel.connections, "_connect", connect_late)
+        with pytest.raises(ConnectionLost, match="closed meanwhile"):
+            kernel.link()
+    assert kernel.logins[0].is_closed
+    assert kernel.link().transport is kernel.logins[1]
+
+
 def test_a_forked_child_leaves_the_connections_to_its_parent(kernel, monkeypatch):
     kernel.link()
     with monkeypatch.context() as in_the_child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -120,9 +121,12 @@ class Following:
         Raises OSError: for another secret, or else the last error that means more than a closed port.
         """
         problem: OSError = ConnectionRefusedError("Connection refused")
-        for port in self._place.ports:
+        # Once for all ports: a name service may be slow. It is asked again at the next attempt.
+        found = socket.getaddrinfo(self._address, None, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(one[4][0]) for one in found)
+        for port, address in itertools.product(self._place.ports, addresses):
             try:
-                channel = Channel(self._connect(port))
+                channel = Channel(self._connect(address, port))
             except OSError as error:
                 says_more = not isinstance(error, ConnectionRefusedError)
                 if says_more and not isinstance(problem, WrongSecret):
@@ -136,8 +140,8 @@ class Following:
             return channel
         raise problem
 
-    def _connect(self, port: int) -> ssl.SSLSocket:
-        plain = socket.create_connection((self._address, port), DIAL_S)
+    def _connect(self, address: str, port: int) -> ssl.SSLSocket:
+        plain = socket.create_connection((address, port), DIAL_S)
         try:
             self._peer = str(plain.getpeername()[0])
             return self._proof.wrap(plain)

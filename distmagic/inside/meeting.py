@@ -18,6 +18,7 @@ from distmagic.transports.dialled import DialledTransport
 
 ANSWER_S = 20.0  # time for a node to make the connections of a process
 _TELL_S = 3.0  # after this time the user sees which node is missing
+_AGAIN_S = 20.0  # time for a node whose first dial broke to dial again
 
 
 class Meeting:
@@ -53,12 +54,15 @@ class Meeting:
         end_s = began_s + patience_s
         for member in self._arrivals.members:
             tell_s = time.monotonic() + _TELL_S
+            gone_s = math.inf
             while not self._has_come(member, cell):
                 now = time.monotonic()
+                is_cut = member.up is None and member.dials["up"]
+                gone_s = min(gone_s, now + _AGAIN_S) if is_cut else math.inf
                 if now > tell_s:
                     tell_s = math.inf
                     tell(f"waits for node {member.node_rank}, {member.name}.")
-                if member.has_left:
+                if member.has_left or now > gone_s:
                     raise Unreachable(
                         member.name,
                         f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",

@@ -61,6 +61,7 @@ class Executor:
         self._is_over = False
         # Links opened by actions: the table's rows lack a link whose event is no longer read.
         self._opened: set[Link] = set()
+        self._joined: set[Link] = set()  # of these, those to nodes that were begun
         self._lock = threading.Lock()
         self._lease_keeper = LeaseKeeper(lease_s)
 
@@ -170,7 +171,7 @@ class Executor:
         self._tell(0, joined)
 
     def _tell(self, node_rank: int, what: object) -> None:
-        if isinstance(what, (Linked, Joined)) and not self._keep(what.link):
+        if isinstance(what, (Linked, Joined)) and not self._keep(what):
             # The run is over: nothing will use this link, or the node that was started.
             if isinstance(what, Joined):
                 send_quietly(what.link, TOO_LATE)
@@ -178,11 +179,13 @@ class Executor:
             return
         self._queue.tell(what, node_rank=node_rank)
 
-    def _keep(self, link: Link) -> bool:
-        """Register a link to be closed at the end, and return True; return False if the run has already ended."""
+    def _keep(self, what: Linked | Joined) -> bool:
+        """Register its link to be closed at the end, and return True; return False if the run has already ended."""
         with self._lock:
             if not self._is_over:
-                self._opened.add(link)
+                self._opened.add(what.link)
+                if isinstance(what, Joined):
+                    self._joined.add(what.link)
             return not self._is_over
 
     def _forget(self, link: Link | None) -> None:
@@ -201,9 +204,16 @@ class Executor:
         with self._lock:
             self._is_over = True
             open_links = {*links, *self._opened}
+            unread = self._joined & self._opened - {*links}
         self._lease_keeper.close()
         self._queue.close()
-        in_parallel(Link.close, list(open_links))
+
+        def hang_up(link: Link) -> None:
+            if link in unread:  # nothing will use the node that was started
+                send_quietly(link, TOO_LATE)
+            link.close()
+
+        in_parallel(hang_up, list(open_links))
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,

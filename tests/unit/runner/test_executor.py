@@ -285,6 +285,28 @@ def test_a_node_that_joins_a_run_that_is_over_is_stopped(stage):
     assert stage.queue.batch(0) == []
 
 
+def test_a_node_whose_joining_nobody_has_read_when_the_run_ends_is_stopped(stage):
+    executor = stage.executor_with(FakeJoiner())
+    since = Since()
+    executor.perform(JOIN)
+    for thread in since.threads("distmagic-run"):
+        thread.join(HANG_S)
+    executor.close((stage.link,))
+    assert stage.host.requests[-2:] == [START, TOO_LATE]
+    assert stage.host.processes[-1].is_closed.is_set()
+
+
+def test_a_node_that_has_joined_is_hung_up_on_without_a_word(stage):
+    executor = stage.executor_with(FakeJoiner())
+    since = Since()
+    executor.perform(JOIN)
+    for thread in since.threads("distmagic-run"):
+        thread.join(HANG_S)
+    (event,) = stage.queue.batch(0)
+    executor.close((stage.link, event.what.link))
+    assert stage.host.requests[-1] == START
+
+
 # ---- Send and Close
 
 

@@ -8,9 +8,11 @@ killed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from pathlib import Path
 from distmagic.errors import DistmagicError, UsageError
 from distmagic.request.hosts import Host
 
+_START_S = 120.0  # a busy machine imports asyncssh for long
+_ORDER_S = 30.0
 _STOP_S = 15.0  # the server gives commands 5 s to end
 _LOG_BYTES = 4000
 
@@ -49,16 +53,9 @@ class Playground:
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
         """Change the state of a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
 
-        Raises `DistmagicError` if the server has ended.
+        Raises `DistmagicError` if the server has ended, or does not answer.
         """
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        try:
-            self._server.stdin.write(json.dumps([verb, name]).encode() + b"\n")
-            self._server.stdin.flush()
-        except OSError:
-            pass  # it has ended and will not answer
-        answer = self._server.stdout.readline()
+        answer = _answer(self._server, [verb, name], _ORDER_S)
         if not answer:
             raise DistmagicError(
                 "The playground has ended.", "Write %distributed playground 2."
@@ -99,9 +96,20 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
             "The playground needs asyncssh, which is not installed.",
             "Run: pip install 'distmagic[playground]'",
         )
-    place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
-    server = _launch(place)
     try:
+        return _started(n, directory)
+    except OSError as error:
+        raise DistmagicError(
+            f"The playground can't start: {error}.",
+            "Its files lie in TMPDIR, which may name another folder.",
+        ) from None
+
+
+def _started(n: int, directory: str | os.PathLike[str] | None) -> Playground:
+    place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
+    server = None
+    try:
+        server = _launch(place)
         ports, user = _when_ready(server, place, n)
         return Playground(server, place, ports, user)
     except BaseException:
@@ -113,20 +121,13 @@ def _when_ready(
     server: subprocess.Popen[bytes], place: Path, n: int
 ) -> tuple[tuple[int, ...], str]:
     """Send the server its order; return the hosts' ports and the user once they listen. Raises `DistmagicError`."""
-    assert server.stdin is not None
-    assert server.stdout is not None
     order = {
         "directory": str(place),
         "count": n,
         "python": sys.executable,
         "parent": os.getpid(),
     }
-    try:
-        server.stdin.write(json.dumps(order).encode() + b"\n")
-        server.stdin.flush()
-    except BrokenPipeError:
-        pass  # it has already ended: the end of its log, below, has the reason
-    text = server.stdout.readline().decode(errors="replace")
+    text = _answer(server, order, _START_S).decode(errors="replace")
     try:
         answer = json.loads(text)
         return tuple(answer["ports"]), answer["user"]
@@ -136,6 +137,23 @@ def _when_ready(
         raise DistmagicError(
             f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
         ) from None
+
+
+def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
+    """Send the server a line, and return its answer, b"" where it has ended. Raises `DistmagicError` after `limit_s`."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with contextlib.suppress(OSError):  # it has ended: there is no answer either
+        server.stdin.write(json.dumps(words).encode() + b"\n")
+        server.stdin.flush()
+    answers = select.poll()
+    answers.register(server.stdout, select.POLLIN)
+    if not answers.poll(limit_s * 1000):
+        raise DistmagicError(
+            f"The playground has not answered within {limit_s:g} s.",
+            "This machine may be busy. End it with %distributed playground stop, and start another one.",
+        )
+    return server.stdout.readline()
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:
@@ -156,18 +174,17 @@ def _launch(place: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _end(server: subprocess.Popen[bytes], place: Path) -> None:
-    for pipe in (server.stdin, server.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()  # the end of its stdin ends the server
-            except BrokenPipeError:
-                continue
-    try:
-        server.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
+    if server is not None:
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()  # the end of its stdin ends the server
+        try:
+            server.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
     shutil.rmtree(place, ignore_errors=True)
 
 

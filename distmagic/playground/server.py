@@ -9,6 +9,7 @@ SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -250,8 +251,11 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         if command.returncode >= 0:
             self.exit(command.returncode)
         else:
-            name = signal.Signals(-command.returncode).name
-            self.exit_with_signal(name.removeprefix("SIG"))
+            # As sshd calls a signal without a name: those of real time.
+            name = "SIG@openssh.com"
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-command.returncode).name.removeprefix("SIG")
+            self.exit_with_signal(name)
 
     def eof_received(self) -> bool:
         """End the command's input in a separate turn of the event loop.

@@ -186,6 +186,13 @@ def test_a_signal_is_passed_on_and_told(client):
     assert channel.recv_exit_status() == -1  # paramiko's word for a signal
 
 
+def test_a_signal_without_a_name_is_told_too(client):
+    channel = client.get_transport().open_session()
+    channel.exec_command(f"kill -{signal.SIGRTMIN + 1} $$")
+    assert channel.recv_exit_status() == -1
+    assert run(client, "true")[2] == 0, "the connection stays"
+
+
 def test_a_closed_channel_gives_end_of_file_and_no_signal(client, tmp_path):
     note = tmp_path / "note"
     stdin, out, _ = client.exec_command(
@@ -346,6 +353,16 @@ def test_a_frozen_host_does_not_outlive_its_playground(tmp_path):
     assert not _alive(pid, tmp_path)
 
 
+def test_a_playground_that_does_not_answer_is_told(played, monkeypatch):
+    monkeypatch.setattr(playground, "_ORDER_S", 0.1)
+    os.kill(played._server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DistmagicError, match=r"not answered within 0\.1 s"):
+            played.order()
+    finally:
+        os.kill(played._server.pid, signal.SIGCONT)
+
+
 def test_a_playground_that_has_ended_takes_no_order(tmp_path, golden):
     hosts = playground.start(1, directory=tmp_path)
     hosts._server.kill()
@@ -424,6 +441,16 @@ def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     with pytest.raises(
         DistmagicError, match=r"did not start:\n(.|\n)*this asyncssh is broken"
     ):
+        playground.start(1, directory=tmp_path / "place")
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+def test_a_playground_without_room_or_without_a_process_says_so(monkeypatch, tmp_path):
+    with pytest.raises(DistmagicError, match=r"can't start: .*No such file"):
+        playground.start(1, directory=tmp_path / "missing")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    (tmp_path / "place").mkdir()
+    with pytest.raises(DistmagicError, match=r"can't start: .*no-python"):
         playground.start(1, directory=tmp_path / "place")
     assert list((tmp_path / "place").iterdir()) == []
 

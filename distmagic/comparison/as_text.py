@@ -19,6 +19,7 @@ def columns(
 ) -> list[Column]:
     """Return the columns of the table. Best values are marked within each group in `trainings`."""
     metrics = names_of_metrics(runs)[:MAX_METRICS]
+    notes = Column(title="note", cells=[run.note for run in runs], kind="dm-note")
     return [
         Column(title="run", cells=[run.label for run in runs]),
         *(
@@ -30,6 +31,7 @@ def columns(
         Column(title="ranks", cells=[str(run.ranks) for run in runs], kind=NUMBER),
         *(one for name in metrics for one in _of_metric(runs, name, trainings)),
         Column(title="job", cells=[plain(run.job) for run in runs], kind="dm-faint"),
+        *([notes] if any(notes.cells) else []),
     ]
 
 

@@ -25,6 +25,7 @@ from distmagic.outcome.shown import cell_number
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
 from distmagic.remote.system import threads
+from distmagic.render.text_width import one_line
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
@@ -204,9 +205,9 @@ class Sweep:
         run = self.runs.get(name)
         if run is not None and name not in self._queue:
             return summary(run.state)
-        phase = "queued" if name in self._queue else "stopped"
+        phase, note = "queued" if name in self._queue else "stopped", ""
         if name in self.failed:
-            phase = "failed"
+            phase, note = "failed", one_line(str(self.failed[name]))
         return RunSummary(
             job="",
             call=self._titles[name],
@@ -215,6 +216,7 @@ class Sweep:
             took_s=0.0,
             ranks=0,
             metrics={},
+            note=note,
         )
 
     def __repr__(self) -> str:

@@ -190,7 +190,10 @@ def test_a_run_that_cant_begin_is_a_failed_one_and_the_others_go_on():
         made.begun[number].end()
     made.sweep.wait()
     assert list(made.sweep.failed) == ["nb-2"]
-    assert made.sweep.table.runs[2].phase == "failed"
+    table = made.sweep.table
+    assert [(run.phase, run.note) for run in table.runs[2:]] == [("failed", "no"), ("done", "")]  # fmt: skip
+    assert "note" in repr(table).splitlines()[0]
+    assert '<td class="dm-note">no</td>' in table._repr_html_()
 
 
 def test_a_notebook_has_one_table_that_is_renewed(kernel, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from distmagic.state.model import WorkerState
-from distmagic.state.phases import NodePhase, RankPhase
+from distmagic.state.phases import OPENING, NodePhase, RankPhase
 
 Thing = TypeVar("Thing")
 
@@ -105,5 +105,7 @@ def most_urgent(
 
 
 def urgency(phase: ShownPhase) -> int:
-    """Return the priority of showing a phase; 0 is first."""
+    """Return the priority of showing a phase; 0 is first. A host without ranks yet counts as one whose ranks start."""
+    if phase in (*OPENING, "sent", "waiting"):
+        phase = "starting"
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

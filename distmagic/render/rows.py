@@ -157,7 +157,6 @@ def fitting(rows: Sequence[Row], room: int, *, noun: str) -> list[Row]:
         return list(rows)
 
     def order(row: Row) -> tuple[int, bool, float]:
-        # A host without ranks has another phase, and comes last.
         return urgency(row.phase), not (row.slow or row.still), row.fraction or 0.0
 
     kept = most_urgent(rows, order, room - 1)

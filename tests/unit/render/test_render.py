@@ -127,6 +127,14 @@ def test_status_fits_the_terminal(name, width, height):
     assert all(text_width.columns_of(line) <= width for line in block)
 
 
+def test_status_shows_a_host_whose_ranks_have_not_begun_before_ranks_that_run():
+    state = run([worker(number, per_host=1) for number in range(8)], per_host=1)
+    late = NodeState(node_rank=8, host="late", phase="sending")
+    state = replace(state, nodes=(*state.nodes, late))
+    block = "\n".join(render.status(state, width=100, height=6))
+    assert re.search(r"late +sending", block)
+
+
 def test_status_of_many_ranks_shows_those_in_trouble():
     block = "\n".join(render.status(ranks_1024(), width=100, height=8))
     assert "\n   77  gpu-j" in block.replace("     77", "   77")

@@ -74,7 +74,7 @@ Why a node is lost, and which code decides it:
     it should join, and its host did not answer                  runner/node_table.py, `due`: its start is unconfirmed,
                                                                  and no connection came for 20 s; it may run
     it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
-    OSMO ended the workflow without success                      systems/osmo/workflow.py, `_last_words`
+    OSMO ended the workflow without success                      systems/osmo/workflow.py, `_finish`
 
 A rank
 ------

@@ -30,7 +30,7 @@ QUESTIONS = (
         "NCCL uses the wrong interface",
         "Wrong network interface (NCCL_SOCKET_IFNAME), InfiniBand",
     ),
-    ("vs code", "VS Code (Visual Studio Code), Cursor"),
+    ("vs code", "VS Code (VSCode, Visual Studio Code), Cursor"),
     ("accelerate launch", "An accelerate script (accelerate launch)"),
     ("deepspeed", "A DeepSpeed script"),
     ("security", "For a security review or audit, a company's policy: is it secure?"),
@@ -38,10 +38,13 @@ QUESTIONS = (
     ("tensorboard", "TensorBoard, Weights & Biases (wandb), MLflow"),
     ("wandb", "TensorBoard, Weights & Biases (wandb), MLflow"),
     ("torch.profiler", "Profile with torch.profiler"),
-    ("mixed CPU and GPU hosts", "Hosts with GPUs, others with CPUs only (mixed hosts)"),
+    (
+        "mixed CPU and GPU hosts",
+        "Mixed hosts: some nodes have GPUs, others only CPUs",
+    ),
     (
         "some hosts have GPUs, others only CPU",
-        "Hosts with GPUs, others with CPUs only (mixed hosts)",
+        "Mixed hosts: some nodes have GPUs, others only CPUs",
     ),
     ("how do I kill a run that is stuck", "Stop everything (kill all jobs)"),
     (
@@ -144,6 +147,23 @@ QUESTIONS = (
     ),
     ("TPU", "What distmagic does not do"),
     ("uninstall", "Remove everything from the hosts (uninstall)"),
+    (
+        "kernel crashed stdout lost",
+        "Logs and output of a finished run, or after the kernel died",
+    ),
+    ("patched transformers locally", "My own fork of a package, or an editable install"),
+    ("login name differs per host", "A different user (username) or port for each host"),
+    ("cancel all running jobs", "Stop everything (kill all jobs)"),
+    ("vscode", "VS Code (VSCode, Visual Studio Code), Cursor"),
+    (
+        "IT approve telemetry",
+        "For a security review or audit, a company's policy: is it secure?",
+    ),
+    ("one node has no GPU", "Mixed hosts: some nodes have GPUs, others only CPUs"),
+    (
+        "colleague uses the same GPUs",
+        "Two users, or two notebooks, on the same host",
+    ),
 )
 
 

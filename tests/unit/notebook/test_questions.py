@@ -151,8 +151,14 @@ QUESTIONS = (
         "kernel crashed stdout lost",
         "Logs and output of a finished run, or after the kernel died",
     ),
-    ("patched transformers locally", "My own fork of a package, or an editable install"),
-    ("login name differs per host", "A different user (username) or port for each host"),
+    (
+        "patched transformers locally",
+        "My own fork of a package, or an editable install",
+    ),
+    (
+        "login name differs per host",
+        "A different user (username) or port for each host",
+    ),
     ("cancel all running jobs", "Stop everything (kill all jobs)"),
     ("vscode", "VS Code (VSCode, Visual Studio Code), Cursor"),
     (

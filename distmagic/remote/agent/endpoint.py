@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from typing import Any
 
 from distmagic.remote.wire import protocol
 
@@ -21,6 +22,7 @@ class Dialer:
 
     def __init__(self, address: str, port: int, *, lead: bool, now: float) -> None:
         self._peer = (address, port)
+        self._where: Any = None  # the peer with its address, once its name is known
         # The lead connects to its own port: that shows whether it listens.
         self._state = "open" if lead else "reached"
         self._began = self._tried = now
@@ -57,11 +59,14 @@ class Dialer:
         try:
             if self._socket is None:
                 self._tried = now
-                address, _ = self._peer
+                address, port = self._peer
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                # Once: a slow name service would hold up the agent's loop at each turn.
+                if self._where is None:
+                    self._where = socket.getaddrinfo(address, port, family)[0][4]
                 self._socket = socket.socket(family)
                 self._socket.setblocking(False)
-            code = self._socket.connect_ex(self._peer)
+            code = self._socket.connect_ex(self._where)
         except OSError as error:  # a name can't be resolved, or no descriptor is free
             self._error = str(error)
             self.close()

@@ -100,6 +100,24 @@ def test_a_name_that_nobody_knows():
     assert "no-such-host.invalid port 1 (" in told[0][1].detail
 
 
+def test_a_name_is_looked_up_until_it_is_known_and_then_no_more(port, monkeypatch):
+    real, asked = socket.getaddrinfo, []
+
+    def getaddrinfo(name, *more):
+        asked.append(name)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "not yet")
+        return real("127.0.0.1", *more)
+
+    dialer = Dialer("lead", port, lead=False, now=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", getaddrinfo)
+        told = polls(dialer, 6.0)
+    assert told[0][1].detail == f"lead port {port} (Connection refused)"
+    assert asked == ["lead", "lead"]
+    dialer.close()
+
+
 def test_a_host_without_a_free_descriptor_dials_later(port, monkeypatch):
     def no_descriptor(*_):
         raise OSError(errno.EMFILE, "Too many open files")

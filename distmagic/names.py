@@ -75,8 +75,8 @@ def new_job() -> str:
 def notebook_path() -> str:
     """Return the path of this kernel's notebook; "" if this process is no kernel or the path is unknown.
 
-    A kernel's children inherit its variables. So a program started by `!python` must not count as the notebook, and
-    neither must a notebook executed by papermill or nbclient, whose connection file has another kind of name.
+    A kernel's children inherit its variables. So a program started by `!python` must not count as the notebook. Neither
+    must a notebook executed by papermill or nbclient, whose connection file has another kind of name.
     """
     connection_file = _connection_file()
     if not connection_file:

@@ -43,8 +43,8 @@ class Link:
     `opening.open_link` opens one; the package `requests` has the requests to send over it.
 
     After `events` have ended, `agent_error` is the last output of an agent that crashed. `warm` describes the warm
-    process that this run starts from, None for exec; `kept` the warm process of the host: its link is kept idle between
-    runs. `line_bytes` is the length of the last line, which contained the last of `events`.
+    process from which this run starts, None for exec. `kept` is the warm process of the host, whose link is kept idle
+    between runs. `line_bytes` is the length of the last line, which contained the last of `events`.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Link:
         self._process.close()
 
     def end_requests(self) -> None:
-        """Tell the host that no request will follow, so that its process ends by itself. `finish` waits for that."""
+        """Announce that no request will follow, so that the host's process ends by itself. `finish` waits for that."""
         self._process.close_stdin()
 
     def finish(self, timeout_s: float = 5.0) -> None:

@@ -21,7 +21,7 @@ from distmagic.planning.preflight import CLOCKS_APART_S
 class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
-    `words` are the sentence about a host's value, and `cure` the advice for a value that differs from most hosts';
+    `words` are the sentence about a host's value. `cure` is the advice for a value that differs from most hosts';
     without a cure a difference is acceptable. Both have names in braces.
     """
 

@@ -45,7 +45,7 @@ class Subject:
 
     `by_hand` is the start of a command that runs a program on it. `clock_s` is the min and max of its clock minus a
     common clock. `dials` has the results of its connections to other hosts, by host and port, in the words of
-    `distmagic.remote.checkup.doors`; `named_ports` are those that the user has named for a run.
+    `distmagic.remote.checkup.doors`. `named_ports` are those that the user has named for a run.
     """
 
     name: str

@@ -5,7 +5,7 @@
     the call that it ends with                after `if __name__ == "__main__":`
 
 Every rank runs the whole program, while a cell's own statements run once, in the notebook. So a cell becomes such a
-program only if its statements define, import, or set plain values; one that computes something is exported as the
+program only if its statements define, import, or set plain values. One that computes something is exported as the
 pickled call, with the notebook's values.
 """
 

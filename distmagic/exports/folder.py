@@ -21,8 +21,8 @@ RECORD = ".distmagic-export.json"  # the files of the last export, by their SHA-
 def write(folder: Path, files: Sequence[File]) -> None:
     """Write `files` to `folder`, and remove files of the last export that this one lacks.
 
-    Raises `UsageError`, before writing anything, if a file exists that no export wrote or that was changed since; and
-    for a folder that can't be written.
+    Raises `UsageError`, before writing anything, if a file exists that no export wrote or that was changed since. It
+    also raises it for a folder that can't be written.
     """
     try:
         before = _record(folder)

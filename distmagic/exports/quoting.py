@@ -1,6 +1,6 @@
-r"""Quotes a value of the user for a shell, for YAML or for a Dockerfile. Pure, and the only such module.
+"""Quotes a value of the user for a shell, for YAML or for a Dockerfile. Pure, and the only such module.
 
-Whatever the value contains, the result is one printable line: it can't end a line of a script, an sbatch directive or a
+Whatever the value contains, the result is one printable line. It can't end a line of a script, an sbatch directive or a
 block of YAML. A word may contain variables made by `variable`: only these are expanded.
 """
 

@@ -32,8 +32,8 @@ class Side:
 class Parting:
     """The first call, by its number, at which the ranks of a group diverge.
 
-    `kind`: "different": they made different calls, the unusual ones last in `sides`; "behind": all ranks of one side
-    wait for those in `missing`; "together": all wait, and none is missing. `waits_s`: for how long.
+    `kind` "different": they made different calls, the unusual ones last in `sides`. "behind": all ranks of one side
+    wait for those in `missing`. "together": all wait, and none is missing. `waits_s`: for how long.
     """
 
     kind: Literal["different", "behind", "together"]

@@ -44,7 +44,7 @@ class Following:
     # ---- one cell
 
     def come(self, cell: int, digest: str, patience_s: float) -> None:
-        """Tell node 0 that this node has reached a cell, connecting first if needed. Raises `Unreachable`."""
+        """Report to node 0 that this node has reached a cell, connecting first if needed. Raises `Unreachable`."""
         with self._changed:
             self._outcome, self._cell = None, cell
         if self._up is None:
@@ -69,7 +69,7 @@ class Following:
             return self._outcome
 
     def close(self) -> None:
-        """Tell node 0 that this node leaves."""
+        """Report to node 0 that this node leaves."""
         if self._up is not None and self._down is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._up.tell(bye=True)

@@ -39,7 +39,7 @@ class Subcommand:
 
     `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's heading Hosts may follow
     it, and only apply to it. `usages` are its lines of the usage text: arguments, and a description. `counts` are the
-    min and max number of words in addition to its `flags`, which are written as in the usage text; None: the handler
+    min and max number of words in addition to its `flags`, which are written as in the usage text. None: the handler
     reads the whole line. `words` are the completions for each position after the name, as in completion.py; dots after
     the last one mean all further positions.
     """

@@ -1,7 +1,7 @@
 """`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython in a terminal.
 
-A cell is executed in this order: parse the line and the cell; start to connect to the hosts, in the background; run the
-cell's own statements in the notebook; pack the call; launch it. An error before the launch releases the hosts.
+A cell is executed in these steps. Parse the line and the cell, and start to connect to the hosts in the background. Run
+the cell's own statements in the notebook. Pack the call, and launch it. An error before the launch releases the hosts.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output

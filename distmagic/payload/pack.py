@@ -97,7 +97,7 @@ def pack_call(
 ) -> Payload:
     """Pack a function without arguments, with all that it captures; without byte code, if hosts have an `other` Python.
 
-    `labels` maps a cell's filename to its label (`Cell In[3]`), `title` is the call as the user wrote it, complete if
+    `labels` maps a cell's filename to its label (`Cell In[3]`). `title` is the call as the user wrote it, complete if
     the function is a cell's call. The files are stored in this machine's folder of blobs. Raises `PayloadError` for a
     value that can't be pickled, and `PayloadTooLarge` above `limit_bytes`.
     """

@@ -1,7 +1,7 @@
 """Turns the files of a run into blobs: packs of small files, large files unchanged, and the list of all files.
 
-Small files are packed in the order of their paths. Whether a pack ends after a file only depends on that file's path,
-so that one changed file changes one pack, and a new file one or two.
+Small files are packed in the order of their paths. Whether a pack ends after a file only depends on that file's path.
+So one changed file changes one pack, and a new file one or two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`%distributed playground N`: throw-away SSH hosts on this machine, for learning and for tests.
 
-One child process (server.py) serves all N hosts: each has a port on 127.0.0.1, a host key, a home and the kernel's
-Python; only this playground's own key can log in. All of it is removed by `stop`, at exit, and when the kernel is
+One child process (server.py) serves all N hosts. Each has a port on 127.0.0.1, a host key, a home and the kernel's
+Python. Only this playground's own key can log in. All of it is removed by `stop`, at exit, and when the kernel is
 killed.
 """
 

@@ -20,8 +20,8 @@ def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name and lines of each metric that was reported more than once.
 
     A page identifies a chart by its name: if several metrics have the same printable name, later ones get a number. A
-    line has: the rank (-1: all ranks together, if they are many), the x, the min, the mean and the max of each bin, the
-    first and the last x of each hole, and the last value as text. If a metric `counts_steps`, x is in steps, else in
+    line has the rank (-1: all ranks together, if they are many), and the x, min, mean and max of each bin. It also has
+    the first and last x of each hole, and the last value as text. If a metric `counts_steps`, x is in steps, else in
     seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]

@@ -71,8 +71,9 @@ class SlurmRequest(HostsRequest):
 class SkyRequest(HostsRequest):
     """A request for a SkyPilot cluster: `name` is an existing one, "" to launch a new one.
 
-    For a new one, `nodes` is its size (0: from the task, else 1), `gpus` the type and number for each node ("L4:4"),
-    `file` a SkyPilot task with resources and set-up. Without a job for `idle_s` it ends. Raises `UsageError`.
+    For a new one, `nodes` is its size (0: from the task, else 1), and `gpus` the type and number for each node
+    ("L4:4"). `file` is a SkyPilot task with resources and set-up. Without a job for `idle_s` it ends. Raises
+    `UsageError`.
     """
 
     system: ClassVar[str] = "skypilot"

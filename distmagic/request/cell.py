@@ -3,8 +3,8 @@
     text --parse_cell--> CellPlan --make_thunk--> a function without arguments
 
 All statements except the last run in the notebook; every rank executes the last expression, including its arguments.
-The input is the visible cell with its first line, the magic, as a comment, so that line numbers on the notebook machine
-and on hosts are those that the user sees.
+The input is the visible cell with its first line, the magic, as a comment. So line numbers on the notebook machine and
+on hosts are those that the user sees.
 """
 
 from __future__ import annotations

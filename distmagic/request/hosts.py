@@ -28,7 +28,7 @@ class Source:
     """The source of hosts that a system provides: an allocation, a cluster, or the job that runs this process.
 
     `name` identifies it. `by_hand` is the start of a command that runs a program on one of its nodes, with {node} for
-    the node's name; "" if SSH reaches them. `ended` is the message when it has ended, and `cure` the advice.
+    its name; "" for SSH. `ended` is the message when it has ended, and `cure` the advice.
     """
 
     name: str

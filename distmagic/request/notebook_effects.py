@@ -112,8 +112,8 @@ def library_changes(
 ) -> Iterator[LocalEffect]:
     """Yield changes of a library in a cell's text; `name` is the library. `namespace` has the notebook's values.
 
-    For another cell, which has a label, also yield variables and seeds that it sets, unless it or a `later` text uses
-    the seed in the notebook. A cell that ran on ranks has warned about these itself.
+    For another cell, which has a label, also yield variables and seeds that it sets. Seeds that it or a `later` text
+    uses in the notebook are excluded. A cell that ran on ranks has warned about these itself.
     """
     try:
         tree = ast.parse(text)

@@ -255,7 +255,7 @@ class JobSpec:
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """The variables of every rank: `env`, and the one that tells CUDA about `devices`."""
+        """The variables of every rank: `env`, and the one that restricts CUDA to `devices`."""
         if not self.devices:
             return self.env
         return (*self.env, (_DEVICES, ",".join(self.devices)))

@@ -137,7 +137,7 @@ def that_can(what: str) -> tuple[System, ...]:
 
 
 def named(name: str) -> System | None:
-    """Return the system of that name, None where there is none."""
+    """Return the system of that name, None if there is none."""
     return {system.name: system for system in systems()}.get(name)
 
 

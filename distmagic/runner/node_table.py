@@ -12,7 +12,7 @@ Events go in, actions come out. The table never blocks, connects or reads a cloc
     gone, lost           never. In an elastic job the host of a lost node is tried as a new node
 
 A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too, without which the run
-continues or ends (see state/__init__). They are still followed, or retried, until the run is over: their last events
+continues or ends (see state/__init__). They are still followed, or retried, until the run is over. Their last events
 may explain the loss, and in an elastic job their heartbeats may return.
 
 Promised: each event of a node is put on the queue once, in order, over any number of links. Not promised: that a lost

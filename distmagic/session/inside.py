@@ -1,5 +1,4 @@
-"""Runs the same cell or script on every node of a job: node 0 runs it on all nodes, the others serve node 0 and follow
-it.
+"""Runs the same cell or script on every node of a job: node 0 runs it on all nodes, and the others serve node 0.
 
 inside/ has the messages and the authentication between nodes.
 """

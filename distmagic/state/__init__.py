@@ -24,7 +24,7 @@ A run has one `RunState`. Only `fold(state, events)` makes the next one. There a
 - The **launcher** (this notebook) sends events about its own actions and observations: events.py.
 - The **agents** (one for each node) send events about their hosts: remote/wire/events.py. An agent's events are
   numbered. The launcher folds each exactly once and in order, even after a broken connection. Events of different
-  nodes come in any order. A host may be faulty, but is not hostile: its lines are limited and its texts are
+  nodes come in any order. A host may be faulty, but is not hostile. Its lines are limited and its texts are
   sanitized, no event makes `fold` raise, and nodes' reports about their ranks are trusted.
 
 A node
@@ -87,7 +87,7 @@ is *stopped* if torchrun, an agent or this notebook ended it. `first_failure` is
 exceptions. A rank that only lost a peer ("connection closed by peer") is replaced by a rank whose own failure arrives
 within two seconds. A rank that SIGTERM ended becomes stopped if torchrun then reports that another rank's process on
 its node failed after its return. torchrun may restart a rank (Worker with a higher `restart`), or start it on another
-node in a later round of the rendezvous: then the old failure no longer counts.
+node in a later round of the rendezvous. Then the old failure no longer counts.
 
 A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
 
@@ -100,9 +100,9 @@ The run
     waiting                         the run waits for devices of a host
     connecting, sending, starting   the phase of the slowest node
 
-`is_over`: every node is gone or lost, or `abandoned` is set. Then the phase is, in this order: *failed* with a
-`first_failure`; *lost*, *failed* or *stopped* by the reason of the stop; *done* if torchrun ended with 0 on each
-essential node; else *failed*.
+`is_over`: every node is gone or lost, or `abandoned` is set. Then the phase is *failed* with a `first_failure`.
+Otherwise the reason of the stop makes it *lost*, *failed* or *stopped*. Without a stop it is *done* if torchrun ended
+with 0 on each essential node, else *failed*.
 
 `stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
 Abandoned if the user wished it. The first of these gives the run's reason.
@@ -117,9 +117,9 @@ Fields that only occur together
 - `paused`: only running ranks. If it is empty, no rank has waited since `resumed_at_s`.
 - `is_elastic`: from the terms of the plan. Nodes are only added (NodeAdded, lead), never removed.
 
-Promised: the phase of a node never moves back; a run whose nodes are all gone or lost is over; the state does not
-depend on the order of events of different nodes. Exceptions are the order of lines and notices, which of two failures
-came first, and reports of a rank on one node before a later round assigned it to another. Not promised: that clocks of
-hosts agree (times are the notebook's); that the state has every line of output (the logs on the hosts have more); that
-a lost node runs nothing.
+Promised: the phase of a node never moves back. A run whose nodes are all gone or lost is over. The state does not
+depend on the order of events of different nodes, with three exceptions: the order of lines and notices, which of two
+failures came first, and reports of a rank before a later round assigned it to another node. Not promised: clocks of
+hosts may differ (times are the notebook's). The logs on the hosts have more lines than the state. A lost node may still
+run processes.
 """

@@ -318,8 +318,8 @@ def overdue(state: RunState) -> tuple[int, ...]:
 
     Time in which this notebook reached no node at all does not count: its own network was down.
 
-    A node whose heartbeats reach the other hosts is not included. Nor is any node of a detached job, even without
-    heartbeats: such a job needs no notebook, and following it must never end it.
+    A node whose heartbeats reach the other hosts is not included. A node of a detached job is excluded too, even
+    without heartbeats: such a job needs no notebook, and following it must never end it.
     """
     there = state.there
     reaches_some = any(node.is_reached for node in there)
@@ -388,7 +388,7 @@ def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
     """Whether the job runs on without this notebook, as far as known: no node of it has failed.
 
     If all ranks of one node have returned, others may still work for long. In an elastic job, a member without
-    heartbeats from the others ends, and one that joins too late for a rank fails, but the rest runs on.
+    heartbeats from the others ends, and one that joins too late for a rank fails. The rest runs on.
     """
     is_alone = bool(state.detached_by) or state.terms.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:

@@ -1,7 +1,7 @@
 """The phases of nodes, ranks and runs, and what each reason of a stop means.
 
 Hosts send the reasons too, so their list is in remote/wire/vocabulary.py. All other lists of such words are in this
-module or derived from it, so that a new word needs a meaning in one place only.
+module or derived from it. So a new word needs a meaning in one place only.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Pure.
 
 A rank stands still when it has not advanced for ten seconds and for five of its usual steps. That does not count while
-a rank waits for the user's input. It does not count either for ranks that have never reported, have done all their
-steps, or are on a host that is out of reach.
+a rank waits for the user's input. Nor does it count for ranks that have never reported, have done all their steps, or
+are on an unreachable host.
 
     RunState           --look-->  whether to ask ranks for their stacks, without a stop
     RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  reason

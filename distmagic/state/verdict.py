@@ -358,8 +358,8 @@ def _ended_by_its_agent(node: NodeState) -> RunError:
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
     """Return the error of a node whose torchrun failed or was ended, while no failed rank is known.
 
-    The most specific cause is used: the agent's own error; a port in use; a rank whose process failed after its end; a
-    rank that failed because it lost a peer; the last lines of torchrun.
+    The most specific cause is used, in this order: the agent's own error, a port in use, a rank whose process failed
+    after its end. Next come a rank that failed because it lost a peer, and the last lines of torchrun.
     """
     if _was_ended_by_its_agent(node):
         return _ended_by_its_agent(node)

@@ -19,7 +19,7 @@ A name of the notebook is sent with a cell if the cell uses it and no cell on th
 sent without its globals, which are sent as separate names. Unchanged values are not sent again.
 
 An exception ends the cell on its rank. The other ranks are interrupted one second later. The user's first interrupt
-stops all ranks of the cell after the same step, the second one stops them where they are, and the third one ends the
+stops all ranks of the cell after the same step. The second one stops them where they are, and the third one ends the
 session.
 
 No cell runs in the notebook. Read in this order:

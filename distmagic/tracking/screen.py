@@ -34,7 +34,7 @@ class TrackedScreen:
         self._write(state, is_last=True)
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return what the user has asked for on the other screen."""
+        """Return the user's requests on the other screen."""
         return self._inner.requests()
 
     def can_type(self) -> bool:

@@ -1,7 +1,7 @@
 """Quotes an argv as one line for any log-in shell: sh, bash, dash, zsh, fish, csh and tcsh. Pure.
 
 sshd passes the line to the user's shell with `-c`. Inside single quotes these shells only differ in the quote itself,
-the backslash (fish) and the exclamation mark (csh); these three are written outside of quotes, each after a backslash.
+the backslash (fish) and the exclamation mark (csh). These three are written outside of quotes, each after a backslash.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _SHOWN_CHARS = 200  # characters of a rejected path that are shown
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
     """Return the files below a folder that match a pattern, ordered by path.
 
-    Raises `PreflightError` for too many files, and `ProtocolError` for a path outside of the folder or the pattern: the
-    host must not choose which files are written on this machine. A path is exactly as on the host, with any character
+    Raises `PreflightError` for too many files, and `ProtocolError` for a path outside of the folder or the pattern. So
+    the host can't choose which files are written on this machine. A path is exactly as on the host, with any character
     except NUL, so display it with `repr` or `sanitize`.
     """
     found: list[FoundFile] = []

@@ -1,6 +1,6 @@
 """Files below a folder on a host: listed, downloaded and uploaded.
 
-The host provides the names of files, which are not trusted: no name can make this machine write outside of the user's
+The host provides the names of files, which are not trusted. No name can make this machine write outside of the user's
 folder, through a symbolic link, or more than fits on the disk.
 """
 

@@ -4,9 +4,9 @@
     python run_rank.py -m package.module
 
 If a thread of gloo needs Python after the shutdown has started, it aborts the process ("terminate called without an
-active exception"), and the job counts as failed. A model that has the last reference to its process group waits for
-gloo's threads without releasing the GIL, for which they may wait: the rank hangs. So this script also keeps references
-to the groups of models. It needs only Python.
+active exception"). Then the job counts as failed. A model that has the last reference to its process group waits for
+gloo's threads without releasing the GIL. They may wait for the GIL: the rank hangs. So this script also keeps
+references to the groups of models. It needs only Python.
 """
 
 import atexit

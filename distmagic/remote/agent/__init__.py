@@ -55,9 +55,9 @@ final -> gone: the peers need no more datagrams of this node (`GangChannel.may_l
 whole journal. The agent does not wait for a reader that has read nothing for 5 s. Once the lease has expired it waits
 for no reader: the contact sends the missing events from the journal on disk.
 
-An OSError outside of all this (a removed folder, an NFS server that does not answer, no free descriptor) only ends the
-affected connection or log. It is journaled as a `Notice`, and the job continues. Any other exception is a bug in
-distmagic: the agent kills all its descendants and exits with a traceback, whose last line the notebook shows.
+An OSError outside of all this (a removed folder, a silent NFS server, no free descriptor) only ends the affected
+connection or log. It is journaled as a `Notice`, and the job continues. Any other exception is a bug in distmagic: the
+agent kills all its descendants and exits with a traceback, whose last line the notebook shows.
 
 The lease is a countdown that every request of a reader restarts. With `keep`, or after a `DetachJob`, its end does not
 end the job. Once the agents exchange heartbeats (package gang), only the lead has a lease; the other nodes depend on

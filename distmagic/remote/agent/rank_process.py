@@ -22,7 +22,7 @@ _LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes 
 
 class RankProcess:
     """A rank that has connected. `hello` is its first message. `fds` are the reading ends of its stdout and stderr, and
-    the writing end of its stdin if a user can type; `others` are streams that are already being read.
+    the writing end of its stdin if a user can type. `others` are streams that are already being read.
 
     `ended` is its own report of its end, if it has sent one. `is_open`: its connection may bring more. `is_over`: its
     end is in the journal, since `over_at`. `is_replaced`: the agent killed it because an elastic job restarts its

@@ -12,7 +12,7 @@ class RestartWait:
     have all returned.
 
     torchrun waits for that node to restart ranks together, but that node only waits for the end. So it never rejoins
-    the others, and keeps its place in the rendezvous until its own torchrun has waited 300 s (torch 2.13:
+    the others. It keeps its place in the rendezvous until its own torchrun has waited 300 s (torch 2.13:
     `exit_barrier_timeout` in elastic/agent/server/api.py).
     """
 

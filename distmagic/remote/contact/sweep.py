@@ -11,7 +11,7 @@ from distmagic.remote.system import processes
 def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
     """End what is left of a node of a job, and of dead agents of its other nodes; return what could not be ended.
 
-    A live agent of another node runs on, even one that has just started and has recorded nothing: one host may be
+    A live agent of another node runs on, even one that has just started and has recorded nothing. One host may be
     several nodes of a job, under several names.
     """
     own_dir = places.run_dir(job, node_rank) if node_rank is not None else None

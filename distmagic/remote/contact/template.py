@@ -32,13 +32,13 @@ ready, trying -> gone, on whichever comes first:
 
 A killed template leaves its directory behind; a later contact removes it (`dead_templates` in places.py).
 
-To start a job, the contact connects, waits for the greeting, sends `ForkAgent` with the agent's socket, log and devices
-as descriptors, and receives the agent's pid. The agent forks torchrun. torchrun forks a fork server before it has
-threads, and that server forks the ranks.
+To start a job, the contact connects and waits for the greeting. It sends `ForkAgent` with the agent's socket, log and
+devices as descriptors, and receives the agent's pid. The agent forks torchrun. torchrun forks a fork server before it
+has threads, and that server forks the ranks.
 
 Promised: a job starts even if no template fits, or one ends, hangs or is slow: by exec, at most 20 s later. A job
 outlives its template. A forked rank differs from a new process only in its hash seed and its loaded modules
-(forking.py); a program that depends on these is started by exec. No code of the user's own modules runs in a template.
+(forking.py). A program that depends on these is started by exec. No code of the user's own modules runs in a template.
 No other user can connect to it.
 
 Not promised: that a template exists (a host short of memory may kill it), or that any package is loaded. A package is

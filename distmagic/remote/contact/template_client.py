@@ -1,7 +1,7 @@
 """The contact's side of templates: finds a matching one, starts one, asks it for an agent, ends it.
 
-A template matches if everything that a process inherits is equal: interpreter, bundle, variables (except those that are
-only read during a job), limits, and the directories from which Python imports.
+A template matches if everything that a process inherits is equal: interpreter, bundle, variables, limits, and import
+directories. Variables that are only read during a job may differ.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
 def _can_be_warm(env: dict[str, str]) -> bool:
     """Whether a fork of a template can replace a new process.
 
-    It can't if PYTHONPATH is relative, because that means the job's own directory, or if it contains a program that
-    runs at the start of each process.
+    It can't if PYTHONPATH is relative, because that means the job's own directory. It can't either if PYTHONPATH
+    contains a program that runs at the start of each process.
     """
     if not sys.platform.startswith("linux") or customizing_file(env):
         return False

@@ -159,8 +159,8 @@ def simplify_logs() -> None:
 def follow_rounds(*, is_elastic: bool) -> None:
     """Pass the number of the rendezvous round to ranks, and repeat a round that failed in an elastic job.
 
-    Otherwise torchrun ends if a node is lost during a round. A node that has joined but is gone before it announces its
-    number of ranks makes the others wait for the store's `read_timeout`, which raises DistStoreError (torch 2.13:
+    Otherwise torchrun ends if a node is lost during a round. A node may join and be lost before it announces its number
+    of ranks. Then the others wait for the store's `read_timeout`, which raises DistStoreError (torch 2.13:
     `_assign_worker_ranks` in elastic/agent/server/api.py, and `RendezvousStoreInfo.build` before it).
     """
     import logging

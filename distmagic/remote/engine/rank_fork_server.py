@@ -210,8 +210,8 @@ def _be_rank(
 def _needs_exec(env: dict[str, str]) -> bool:
     """Whether the rank must be started by exec after all.
 
-    That is so if CUDA was initialized before the fork, if modules of the user have the name of a loaded package and
-    would hide it, and if the program sets variables that a loaded package may read on import.
+    That is so if CUDA was initialized before the fork, or if modules of the user have the name of a loaded package and
+    would hide it. It is also so if the program sets variables that a loaded package may read on import.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001

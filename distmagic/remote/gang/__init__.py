@@ -55,7 +55,7 @@ can't restart ranks together with such a node. So if a failed rank could be rest
 with a fixed number of nodes (see `RestartWait`). The lead of an elastic job admits no new host once a node has
 returned.
 
-After ranks were asked to end, each node also sends whether one of its ranks is about to end, and the lead sends whether
+After ranks were asked to end, each node also sends whether one of its ranks is about to end. The lead sends whether
 this is so on any node. Nodes whose ranks are blocked in C code wait for such a rank; if no node has one, all ranks are
 killed.
 

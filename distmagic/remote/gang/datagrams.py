@@ -40,9 +40,9 @@ class OwnState:
     `formations` counts how often the lead has asked all nodes to restart their ranks. `phase` is one of `PHASES`.
     `reason` and `culprit` are why it stops and which node caused it (`NOBODY` for none). `is_detached`: the job needs
     no notebook any more, as sent by the lead. `has_returned`: all ranks of the sender have returned, and its torchrun
-    waits for those of other nodes; the lead sends whether that holds for any node. `is_ending`: a rank of the sender is
-    about to end by itself, as it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender
-    waits for the user's input.
+    waits for other nodes; from the lead, whether that holds for any node. `is_ending`: a rank of the sender is about to
+    end by itself, as it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender waits for
+    the user's input.
     """
 
     formations: int = 0

@@ -16,9 +16,9 @@ Its last argument is a line of JSON:
 When the lead's keeper ends, the allocation ends. It ends when its lease has expired and no job runs on its node, when
 no job has run for `idle_s`, and on request. It starts the other keepers with the command `step`, an srun. They end at
 the end of their stdin, which is a pipe from the lead, or with their step. So all have ended before the Slurm job. If
-the others end first, and it `needs_others`, the nodes are useless: it exits with a code that Slurm counts as a failure
-of the job. Every keeper forwards SIGTERM, because scancel, the time limit and preemption only reach its own process
-group. It ends when all its children have ended.
+the others end first, and it `needs_others`, the nodes are useless. Then it exits with a code that Slurm counts as a
+failure of the job. Every keeper forwards SIGTERM, because scancel, the time limit and preemption only reach its own
+process group. It ends when all its children have ended.
 """
 
 import array

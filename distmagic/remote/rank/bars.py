@@ -2,7 +2,7 @@
 
 The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
 which all other kinds inherit. `__iter__` counts iterations. A bar for stdout or stderr is sent to the agent instead of
-being drawn; only its last line is written when it closes, for the log. A bar with its own file is unchanged. The
+being drawn. Only its last line is written when it closes, for the log. A bar with its own file is unchanged. The
 classes of `tqdm.notebook` are replaced by the plain class, because a rank has no notebook, and often no ipywidgets.
 """
 

@@ -8,7 +8,7 @@ host.
 
 The hosts need no shared home. Local rank 0 of every node writes, and `load` returns the newest snapshot of all nodes.
 So a node that was away, or is new, continues where the others are. A snapshot contains the name of its job. Once any
-node has a snapshot of the current job, those of other jobs are ignored: a host that was away may have a file of another
+node has a snapshot of the current job, those of other jobs are ignored. A host that was away may have a file of another
 experiment with the same name and a higher step.
 
 For sharded states use `torch.distributed.checkpoint`.

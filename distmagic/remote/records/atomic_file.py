@@ -17,7 +17,7 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file to write and to read, readable by its owner only. It becomes `path` at the end of the block.
 
     If the block raises, the file is removed and `path` is unchanged. Until then the file has its own name, in the
-    folder of `path`: other processes, even on other hosts, may write the same path at the same time. Raises OSError.
+    folder of `path`. Other processes, even on other hosts, may write the same path at the same time. Raises OSError.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -36,7 +36,7 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
 def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield a file that is filled over several calls, with its earlier content, and its path.
 
-    If another process or thread is filling it now, yield an empty file next to `part`; it is removed after the block
+    If another process or thread is filling it now, yield an empty file next to `part`. It is removed after the block
     unless it was renamed. Call `on_disk` before renaming a complete file. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

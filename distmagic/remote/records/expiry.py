@@ -172,8 +172,8 @@ class _Entry:
 def _entries(folder: Path) -> list[_Entry]:
     """Return the readable entries of a folder, newest first, as many as the time limit allows.
 
-    There may be tens of thousands, and a notebook's kernel also checks its own: so names are strings, because a `Path`
-    takes several times the memory.
+    There may be tens of thousands, and a notebook's kernel also checks its own. So names are strings: a `Path` takes
+    several times the memory.
     """
     if not folder.is_dir():
         return []

@@ -11,7 +11,7 @@
         lock
 
 Homes are often shared between hosts, and a host may run several nodes: all of them may use a directory at once. So it
-is read and changed under its lock, every file gets its name when it is complete, and the second node of a job finds all
+is read and changed under its lock, and every file gets its name when it is complete. The second node of a job finds all
 files in place. A directory never changes during a job: another job with other files gets the next one, NAME-2, NAME-3
 and so on. The same holds for a run of another notebook or script. A directory never changes its origin: a named one and
 a notebook's own never mix.
@@ -39,8 +39,8 @@ coming -> free: it failed, or was ended. The next run treats files written befor
 coming -> the next NAME, if another job with other files uses this one, or if this job needs an empty one. A job with
 the same files shares the directory.
 
-used -> free: the agent of each node removes its mark. A mark is dead, too, if its agent is gone (on this host, 20 s
-after it was made), or if it was not touched for 120 s (on another host).
+used -> free: the agent of each node removes its mark. A mark of this host is also dead if its agent is gone, 20 s after
+it was made. A mark of another host is dead if it was not touched for 120 s.
 
 free -> absent: `remove`, on a user's request, or `expire`, after 7 days without use.
 
@@ -59,7 +59,7 @@ Promised: a file appears complete or not at all. Files that were sent do not cha
 kept until --fresh, `remove` or `expire`, whatever happens to the next run. A directory never goes to another notebook.
 After an error during the writing of files, the next run only takes longer.
 
-Not promised: that two jobs which share a directory write to different files; that a touched file of 1 MiB or more is
+Not promised: two jobs that share a directory may write to the same file. A touched file of 1 MiB or more is not
 recognized as unchanged.
 """
 

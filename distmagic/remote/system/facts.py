@@ -81,8 +81,8 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA, the list ends at the first invalid entry, such as "-1"; a list that names a device twice leaves none;
-    and a process sees at most one MIG instance of a GPU.
+    As in CUDA, the list ends at the first invalid entry, such as "-1". A list that names a device twice leaves none. A
+    process sees at most one MIG instance of a GPU.
     """
     if mask is None:
         return found
@@ -218,7 +218,7 @@ def reserve_port(address: str) -> tuple[int, socket.socket]:
     """Return a free port that no other distmagic run on this host uses, and a socket that reserves it while it is open.
 
     torchrun binds the port only later. Until then its number is reserved by a name in the abstract namespace of unix
-    sockets, which all users of a network namespace share; no process can connect to it. Raises OSError as `free_port`.
+    sockets, which all users of a network namespace share. No process can connect to it. Raises OSError as `free_port`.
     """
     for _ in range(_TRIES):
         port = free_port(address)

@@ -28,7 +28,7 @@ def heap_left_alone() -> Iterator[None]:
     """Exclude existing objects from all collections in the block, unless other code has already frozen some.
 
     A thousand ranks at 10 Hz make the collector scan all objects several times a second: a third of the whole cost. Do
-    not use it for a short run: each freeze restarts Python's count for the next full collection, and a notebook that
+    not use it for a short run: each freeze restarts Python's count for the next full collection. A notebook that
     freezes in every cell would never have one.
     """
     if gc.get_freeze_count() > 0:

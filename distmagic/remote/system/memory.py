@@ -1,6 +1,6 @@
 """Whether the kernel killed a process because memory ran out, and whose memory: the machine's or a cgroup's.
 
-Its parent only sees a SIGKILL. The kernel counts its kills, for each memory cgroup and for the machine: a counter that
+Its parent only sees a SIGKILL. The kernel counts its kills, for each memory cgroup and for the machine. A counter that
 has increased since the start of the process proves the reason. The kernel's log also names the process, but on most
 systems users may not read it.
 """

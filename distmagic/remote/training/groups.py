@@ -8,17 +8,16 @@ user's code has imported it.
 
 A gloo group that a model under DistributedDataParallel holds is kept alive after its end, until the model is gone.
 Otherwise the model has the last reference. When the function returns, the model then waits for gloo's threads without
-releasing the GIL, while such a thread may wait for the GIL to free its last tensor. This deadlock was seen with torch
-2.13 on busy machines, in up to 1 of 10 pairs of ranks. If a Python object has the last reference, torch releases the
-GIL first.
+releasing the GIL. Such a thread may wait for the GIL to free its last tensor. This deadlock was seen with torch 2.13 on
+busy machines, in up to 1 of 10 pairs of ranks. If a Python object has the last reference, torch releases the GIL first.
 
-A second `init_process_group` of a job would find the old addresses of ranks under the same keys of the same store, and
-gloo would connect to ranks that are gone. So every one except the first uses its own key prefix in that store:
-`again/1`, or, on ranks that stay, one with the number of the cell. A rank whose cell ended before its
-`init_process_group` thus still uses the same prefixes as the others.
+A second `init_process_group` of a job would find the old addresses of ranks under the same keys of the same store. gloo
+would connect to ranks that are gone. So every one except the first uses its own key prefix in that store: `again/1`. On
+ranks that stay, the prefix has the number of the cell. A rank whose cell ended before its `init_process_group` thus
+still uses the same prefixes as the others.
 
-Breaking a group ends a call that waits for other ranks: gloo's connections, which are the sockets that appear while a
-group is made, are shut down; NCCL's communicators are aborted, all together. Afterwards no group is usable, and all are
+Breaking a group ends a call that waits for other ranks. gloo's connections, which are the sockets that appear while a
+group is made, are shut down. NCCL's communicators are aborted, all together. Afterwards no group is usable, and all are
 made again. While a group is being made, ranks wait for each other at the store: then that connection is shut down.
 """
 

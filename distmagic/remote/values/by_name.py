@@ -4,9 +4,9 @@
 classes, modules and constants that no code names. Each of them is pickled and sent separately, if it is small. A
 tensor, a model or any other object is only sent if code names it.
 
-On a rank, some are loaded at once: those that strings in the call's code name, and those that need only the call's
-modules and Python's own. The others are loaded when they are looked up in `__main__`, because their modules may take
-seconds to import.
+On a rank, those that strings in the call's code name are loaded at once. So are those that need only the call's modules
+and Python's own. The others are loaded when they are looked up in `__main__`, because their modules may take seconds to
+import.
 """
 
 from __future__ import annotations

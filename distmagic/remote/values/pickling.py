@@ -322,7 +322,7 @@ def _pickler_class() -> Any:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """cloudpickle's pickler, asking a `Packer` first."""
+        """cloudpickle's pickler, which first asks a `Packer` how to pickle an object."""
 
         def __init__(
             self, sink: Any, packer: Packer, keep: Callable[[pickle.PickleBuffer], None]

@@ -1,6 +1,6 @@
 """Pickles functions and classes as source, for another minor version of Python, which can't run this one's byte code.
 
-A code object is replaced by the text of its cell or module, with its name and line; the other Python compiles the text
+A code object is replaced by the text of its cell or module, with its name and line. The other Python compiles the text
 and picks the same function. The rest of a function (defaults, closure, globals) is pickled as usual. Methods generated
 by `dataclass`, `namedtuple` and `Protocol` have no source: these classes are rebuilt. Other code without source raises
 `NoSource`.

@@ -39,8 +39,8 @@ class GetFreePort:
 class Examine:
     """Asks for the doctor's data about the host; `Examined` follows. `packages` are those whose versions are wanted.
 
-    From then on the host listens on these ports (0 means any free one), at its own address on the route to `peer`, for
-    hosts that have the `secret`.
+    From then on the host listens on these ports (0 means any free one) for hosts that have the `secret`. It uses its
+    own address on the route to `peer`.
     """
 
     packages: tuple[str, ...] = ()

@@ -6,8 +6,8 @@
     doubtful  a host did not answer: the next cell checks again whether the cluster is up
 
 If the program is not installed, only its configuration file is read, so a cluster that others have launched can be
-used. Promised: a cluster that this notebook launched, and that failed or was given up during the launch, is shut down;
-no other one is, unless a user requests it by name. When the kernel ends, SkyPilot shuts the idle cluster down.
+used. Promised: a cluster that this notebook launched, and that failed or was given up during the launch, is shut down.
+No other one is, unless a user requests it by name. When the kernel ends, SkyPilot shuts the idle cluster down.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Cluster:
         """Return the hosts once they are known, launching the cluster if needed; `tell` gets the reason for the wait.
 
         Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by another
-        thread, `Unreachable` if SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
+        thread. Raises `Unreachable` if SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
         """
         if self.hosts:
             return self.hosts

@@ -71,8 +71,8 @@ class Shell:
     ) -> ShellAnswer:
         """Run a command to its end. Raises `Unreachable` if it takes too long, and the errors of `connect` and `start`.
 
-        A command that takes too long is killed on the log-in node, with its children: neither SSH nor an end of file
-        ends a hanging command.
+        A command that takes too long is killed on the log-in node, with its children. Neither SSH nor an end of file
+        would end it.
         """
         ending = ("timeout", "-k", "5", f"{timeout_s + _LATER_S:g}")
         command = (*ending, *srun_words.clean(argv))

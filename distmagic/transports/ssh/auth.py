@@ -96,7 +96,7 @@ class LogIn:
         return AuthAnswer(accepted=False)
 
     def _keys(self) -> Iterator[SshKey]:
-        """Yield each key and its certificates: those of CertificateFile before it, those beside it after it."""
+        """Yield each key and its certificates: those of CertificateFile before it, those next to its file after it."""
         agent, resolved = self.agent, self.resolved
         # If the agent is silent, half of the time is left for key files.
         listed = agent.keys(self.deadline.remaining() / 2)

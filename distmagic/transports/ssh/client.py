@@ -69,8 +69,8 @@ class SshKey:
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
     """Records that data has arrived.
 
-    New session keys are negotiated after 8 GB, instead of paramiko's 512 MB: if a channel ends during the negotiation,
-    paramiko's thread waits 30 s for something that only itself can do, and then drops the connection.
+    New session keys are negotiated after 8 GB, instead of paramiko's 512 MB. If a channel ends during the negotiation,
+    paramiko's thread waits 30 s for something that only itself can do. Then it drops the connection.
     """
 
     REKEY_BYTES = 1 << 33

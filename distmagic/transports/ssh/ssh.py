@@ -91,8 +91,8 @@ def connect(
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
     """Return all hops to `target`, which is the last. Raises `UsageError` for a cycle.
 
-    The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand, each later one through
-    those before it in the line.
+    The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand. Each later one is reached
+    through those before it in the line.
     """
     route = [target]
     while route[0].jumps:

@@ -141,7 +141,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)  # what the Tab key offers
+    return sorted(__all__)  # for tab completion
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

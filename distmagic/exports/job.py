@@ -12,7 +12,7 @@ from distmagic.request.export import ExportRequest
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.spec import JobSpec
 
-PROGRAM = "program"  # the folder with what the ranks run
+PROGRAM = "program"  # the folder with the program of the ranks
 
 
 @dataclass(frozen=True, kw_only=True)

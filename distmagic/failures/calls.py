@@ -14,7 +14,7 @@ from typing import Literal
 from distmagic.remote.wire.protocol import CallRecord, GroupRecord, Stacks
 
 # In these calls, ranks may use different sizes.
-_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")  # how their names begin
+_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")  # prefixes of their names
 
 _Group = tuple[str, str, str]  # name, ranks, backend
 

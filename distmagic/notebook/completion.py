@@ -115,7 +115,7 @@ class Completer:
                 places = command.words.split()
                 if len(words) <= len(places) + 1:
                     place = places[len(words) - 2]
-                else:  # behind the last one
+                else:  # after the last one
                     place = places[-1] if command.words.endswith("...") else ""
                 if command.flags and (not place or words[-1].startswith("-")):
                     return _flags_of(command)

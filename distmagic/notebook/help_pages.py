@@ -16,7 +16,7 @@ from distmagic.notebook.host_commands import CommandLine
 from distmagic.request.systems import systems
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable  # where Python 3.10 has it
+    from importlib.abc import Traversable  # its place in Python 3.10
 
 _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")

@@ -74,7 +74,7 @@ def _cut(text: str, most: int) -> str:
 
 def ago(age_s: float) -> str:
     """Return `12 s ago`, `5 min ago`, `3 h ago`."""
-    # A host's clock may be ahead, or tell no number at all: min and max bound the age, and turn NaN into 0.
+    # A host's clock may be ahead, or give no number at all: min and max limit the age, and turn NaN into 0.
     age_min = int(min(max(0.0, age_s / 60), 1e9))
     if not age_min:
         return f"{int(max(0.0, age_s))} s ago"

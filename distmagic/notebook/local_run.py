@@ -225,5 +225,5 @@ def _show_from(
         )
         return lines
 
-    # Also where the error's class forbids new attributes.
+    # Even if the error's class forbids new attributes.
     object.__setattr__(error, "_render_traceback_", render)

@@ -184,7 +184,7 @@ class Magics:
             try:
                 return ranks.run_cell(of_cell, screen)
             except BaseException:
-                if ranks.done:  # and this error says so
+                if ranks.done:  # this error reports it
                     self.notebook.ranks.pop(ranks.name, None)
                 raise
 

@@ -183,7 +183,7 @@ def _shortened(code: CodeType, name: str) -> CodeType:
     is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")
     if sys.version_info >= (3, 13):  # the first constant may be another one
         is_function = is_function and code.co_flags & CO_HAS_DOCSTRING
-    # Each file begins with a docstring.
+    # Each file starts with a docstring.
     has_docstring = is_function or code.co_name == "<module>"
     if has_docstring and isinstance(consts[0], str):
         consts[0] = None

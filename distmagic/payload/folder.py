@@ -132,7 +132,7 @@ def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) 
     here = Path(entry.path)
     if entry.is_file(follow_symlinks=False):
         found.files[path] = file_of(here)
-    elif entry.is_symlink():  # else a socket, a pipe, a device
+    elif entry.is_symlink():  # otherwise a socket, a pipe, a device
         target = os.path.realpath(here)  # for links in a cycle: one of them
         if Path(target).is_relative_to(root):
             found.links[path] = os.path.relpath(target, here.parent)

@@ -280,7 +280,7 @@ def _alerts(state: RunState) -> Iterable[Alert]:
 
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
-        # Else the hosts' own rows show it.
+        # Otherwise the hosts' own rows show it.
         if not state.stopping and not any(node.unusable for node in state.nodes):
             yield Alert(level="error", text=one_line(state.abandoned))
         return

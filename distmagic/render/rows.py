@@ -187,7 +187,7 @@ def _waiting_row(state: RunState, node: NodeState) -> Row:
     if state.is_over and phase in OPENING and phase != "connected":
         phase = "stopped"
     if node.waits_for and not state.is_over:
-        phase, note = "waiting", ""  # for what is an alert
+        phase, note = "waiting", ""  # an alert has the reason
     if phase == "sending" and node.total_bytes and node.sent_bytes >= node.total_bytes:
         phase = "sent"
     fraction = None

@@ -17,7 +17,7 @@ _COLOURS = (
     "#777777", "#d9453d", "#2f9e57", "#b8891a", "#3d8bdd", "#b765d6", "#18a0b5", "#8c8c8c",
 )  # fmt: skip
 _FACES = {1: "font-weight:700", 2: "opacity:.65", 3: "font-style:italic", 4: "text-decoration:underline"}  # fmt: skip
-# What a number ends; 22 is neither bold nor faint.
+# The codes that a number turns off; 22 is neither bold nor faint.
 _ENDS = {22: ("1", "2"), 23: ("3",), 24: ("4",), 39: ("color",), 49: ("background",)}
 # Of red, green and blue in the cube of 216 colours.
 _LEVELS = (

@@ -135,7 +135,7 @@ def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
             )
         return address, tail[1:].split(":") if tail else []
     if rest.count(":") > 1 and _is_ipv6(rest.partition("%")[0]):
-        return (rest if _is_ipv6(rest) else ""), []  # else its zone is none
+        return (rest if _is_ipv6(rest) else ""), []  # otherwise its zone is missing
     name, *numbers = rest.split(":")
     return (name if _NAME.match(name) else ""), numbers
 

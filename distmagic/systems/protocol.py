@@ -14,7 +14,7 @@ from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
 Connect = Callable[[Host, Access, Asker], Transport]
-Asked = Any  # of this system: what its `asked` has made
+Asked = Any  # returned by the system's own `asked`
 
 
 class Held(Protocol):

@@ -128,7 +128,7 @@ HUNG_UP = TroubleCause(
     "{where} hung up during log-in.",
     "It may limit the number of attempts: name the right key with IdentityFile and IdentitiesOnly yes.",
 )
-# The jump host `where` was reached, but the host behind it is not.
+# The jump host `where` was reached, but not the host that it leads to.
 NOT_FORWARDED = TroubleCause(
     Unreachable,
     "{where} can't reach {behind}: {why}.",

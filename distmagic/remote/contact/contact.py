@@ -138,8 +138,8 @@ class Contact:
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
-            # Other hosts may take minutes to receive a payload that this one already has. Nothing else protects its
-            # files meanwhile.
+            # Other hosts may take minutes to receive a payload that this one already has. Meanwhile only this protects
+            # its files.
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()

@@ -166,7 +166,7 @@ class WorkflowRun:
         """Read the log from its start, again if it breaks off, until one pass has all of it."""
         for pause_s in _pauses():
             has_all = self._is_over.is_set()  # of a stream that is opened from now on
-            with suppress(DistmagicError):  # the other thread says what is wrong
+            with suppress(DistmagicError):  # the other thread reports the error
                 self._log = osmo.open_log(self.workflow_id)
                 if self._has_left.is_set():
                     self._end_log()

@@ -39,7 +39,7 @@ from distmagic.transports import Process, Transport
 from distmagic.transports.asking import Asker
 
 _PINS = "~/.distmagic/known_hosts"  # the host keys of clusters, a file a launch
-# 192.0.2.1 is nobody's (RFC 5737): the way there is the usual one to other hosts. Nothing is sent.
+# 192.0.2.1 is unused (RFC 5737): its route is the usual one to other hosts. Nothing is sent.
 _OUTWARD = (
     'case $1 in "~/"*) p=$HOME/${1#"~/"};; *) p=$1;; esac; shift; '
     'DISTMAGIC_CLIENT=192.0.2.1 exec "$p" "$@"'
@@ -66,7 +66,7 @@ class Cluster:
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self._pins = ""
         self._is_doubtful = False
-        self._is_launched = False  # whether that was begun here
+        self._is_launched = False  # whether this notebook launched it
         self._is_new = False  # whether there was none of this name before
         self._stops = False  # whether SkyPilot stops it when its queue is empty
         self._held_at = -math.inf
@@ -153,7 +153,7 @@ class Cluster:
         """Return the reason of its end; shut it down if it was launched now and no other run waits for it."""
         if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
             return caught
-        # A command that was ended fails, too; whoever has given the cluster up has said so before.
+        # A command that was ended also fails; the error of giving up was set before.
         error = self.error or caught
         if isinstance(error, DistmagicError):
             self.error = error
@@ -269,7 +269,7 @@ class Cluster:
 
     def leave(self) -> None:
         """Leave the cluster to SkyPilot, which stops it when idle; end this machine's processes for it."""
-        # Before any command ends: whoever waits for it raises this.
+        # Before any command ends, so that its waiting thread raises this.
         if self.error is None:
             self.error = UsageError(f"The cluster {self.cluster} was given up.")
         for command in tuple(self._begun):

@@ -39,10 +39,10 @@ EXEC_S = 600.0
 DOWN_S = 600.0
 _SOON_S = 60.0  # for a request to be taken in
 _STOP_MINUTES = 5  # of the idle time: SkyPilot's own part. It looks once a minute
-_LEAST_S = 300.0  # until a job has begun, which may have much to send first
+_LEAST_S = 300.0  # time until a job starts, which may have to send much first
 _TURN_S = 0.1
 _END_S = 3.0  # between SIGTERM and SIGKILL
-_TAIL_BYTES = 1 << 16  # of what was printed, in which the last lines are
+_TAIL_BYTES = 1 << 16  # size of the end of the output that is kept
 _LAST_LINES = 6
 
 

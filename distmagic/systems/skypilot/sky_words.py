@@ -40,7 +40,7 @@ class ClusterState:
 
 def states(out: str) -> tuple[ClusterState, ...]:
     """Return the clusters in output of `status`. Raises `ValueError` if it contains no list."""
-    # It may have drawn a spinner before, also into a pipe, and the list follows what wipes that away.
+    # The output may start with a spinner, even into a pipe, and the list follows the sequence that erases it.
     text = sanitize.ESCAPE.sub("", out).replace("\r", "\n")
     start = re.search(r"^\[(?=\s*[{\]])", text, re.MULTILINE)
     if start is None:
@@ -48,7 +48,7 @@ def states(out: str) -> tuple[ClusterState, ...]:
     records, _ = json.JSONDecoder().raw_decode(text, start.start())
     found = []
     for record in records:
-        # A cluster keeps its hash until it is taken down, and is launched anew when it is started.
+        # A cluster keeps its hash until it is shut down; starting a stopped one counts as a new launch.
         launch = f"{record.get('cluster_hash', '')}-{record.get('launched_at', '')}"
         found.append(
             ClusterState(

@@ -116,8 +116,8 @@ _REASONS = {
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
 }
-# How the reasons begin of jobs that Slurm takes though they can't run. Where Slurm keeps accounts itself it gives a
-# sentence in place of a word: "Job's account not permitted to use this partition (gpu allows staff not me)".
+# Starts of the reasons of jobs that Slurm accepts although they can't run. With accounting, Slurm gives a sentence
+# instead of a word: "Job's account not permitted to use this partition (gpu allows staff not me)".
 _NEVER = (
     "PartitionNodeLimit",
     "PartitionTimeLimit",
@@ -145,7 +145,7 @@ def never_starts(state: JobState) -> bool:
 
 def waiting(state: JobState) -> str:
     """Return a sentence with the reason why a job has not started, and when it may."""
-    # "ReqNodeNotAvail, UnavailableNodes:a1" has more behind the word.
+    # "ReqNodeNotAvail, UnavailableNodes:a1" has more after the word.
     words = _REASONS.get(state.reason.partition(",")[0], "")
     if never_starts(state):
         words = "it will never start"

@@ -59,7 +59,7 @@ def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
         lines.append(job.request.setup)
     lines += parts.read_environment(job)
     lines += parts.enter(job)
-    # The ranks of a node, or of each of them; None where the node has to count its GPUs.
+    # The ranks of a node; None if the node must count its GPUs.
     slots = [number for _, number in job.hosts]
     if rank is not None and rank < len(slots):
         nproc = slots[rank] or job.nproc_per_node

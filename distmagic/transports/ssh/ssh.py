@@ -256,7 +256,7 @@ class _Attempt:
         )
 
 
-# ---- jump hosts: all hosts behind one share its connection, so that a one-time password is asked for once
+# ---- jump hosts: all hosts that use one share its connection, so that the user enters a one-time password once
 
 
 @dataclass(kw_only=True, eq=False)

@@ -64,7 +64,7 @@ class RunHistory:
         return tuple(self._runs.values())
 
     def add(self, state: RunState) -> None:
-        """Remember a finished run. Never raises: its results are worth more than its place in a comparison."""
+        """Remember a finished run. Never raises, because an error here would hide the results of the run."""
         key = f"{state.job} {state.cell}"
         self._runs.pop(key, None)
         try:

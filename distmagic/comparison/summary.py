@@ -53,7 +53,7 @@ class RunSummary:
     ranks: int
     # By name, in the order in which they were reported.
     metrics: Mapping[str, MetricSummary]
-    note: str = ""  # why it never began
+    note: str = ""  # why the run never began
 
 
 def summary(state: RunState) -> RunSummary:

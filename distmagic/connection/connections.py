@@ -50,7 +50,7 @@ class Connections:
         self._connect = connect
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
-        self._closings = 0  # how often all were closed
+        self._closings = 0  # how often all connections were closed
         self._connecting: dict[_Key, threading.Lock] = {}
         # Protects the attributes above; never held during a blocking call.
         self._lock = threading.Lock()

@@ -13,8 +13,8 @@ from typing import Literal
 
 from distmagic.remote.wire.protocol import CallRecord, GroupRecord, Stacks
 
-# In these calls, ranks may use different sizes.
-_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")  # prefixes of their names
+# Prefixes of the names of calls in which ranks may use different sizes.
+_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 
 _Group = tuple[str, str, str]  # name, ranks, backend
 

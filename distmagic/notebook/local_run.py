@@ -38,11 +38,14 @@ _OF_TORCH = ("environment variable", "Default process group has not been initial
 
 
 def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -> None:
-    """Run the cell's own statements, as a cell without the magic would, and print what they did in the notebook alone.
+    """Run the cell's own statements in the notebook, as without the magic, and print what they changed only there.
 
-    `given` are variables that the ranks get from the request. Raises what the statements raise, with a note where that
-    is because the notebook is not a rank; `UsageError` where argparse ended the cell, where the call needs a name that is
-    nowhere or has arguments that don't fit, and, before any of them has run, where the call takes what has to be made on each rank.
+    `given` are the variables that the ranks receive from the request. An error of a statement is raised unchanged, with
+    a note if it arose because the notebook is not a rank. Raises `UsageError` in these cases:
+
+    - before any statement runs: the call uses an object that each rank must create itself;
+    - argparse ended the cell;
+    - after the statements: the call uses an undefined name, or its arguments don't fit the function.
     """
     _reject_made_here(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)

@@ -61,7 +61,8 @@ class Executor:
         self._is_over = False
         # Links opened by actions: the table's rows lack a link whose event is no longer read.
         self._opened: set[Link] = set()
-        self._joined: set[Link] = set()  # of these, those to nodes that were begun
+        # Those of them to nodes that were started to join the run.
+        self._joined: set[Link] = set()
         self._lock = threading.Lock()
         self._lease_keeper = LeaseKeeper(lease_s)
 
@@ -180,7 +181,7 @@ class Executor:
         self._queue.tell(what, node_rank=node_rank)
 
     def _keep(self, what: Linked | Joined) -> bool:
-        """Register its link to be closed at the end, and return True; return False if the run has already ended."""
+        """Register the link of `what`, which is closed at the end. Return False, without doing so, if the run is over."""
         with self._lock:
             if not self._is_over:
                 self._opened.add(what.link)

@@ -28,7 +28,7 @@ KEPT_BARS = (
 )
 # size of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
 _PACKET_BYTES = 48_000
-_MOST_BYTES = 200_000  # of a packet: the socket would refuse a larger one
+_MOST_BYTES = 200_000  # maximum size of a packet; the socket would refuse a larger one
 _MOST_METRICS = 1000  # limit for each row
 # Sending a packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once

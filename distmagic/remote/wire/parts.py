@@ -247,7 +247,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class JobListing:
-    """One node of a job in its host's list of jobs. The job file contains one with the values at the job's start."""
+    """One node of a job in its host's list of jobs. The job file contains a listing with the values at the start."""
 
     protocol: int  # the protocol version of its agent
     job: Name

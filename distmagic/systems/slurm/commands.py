@@ -45,7 +45,7 @@ def cancel(shell: Shell, job: str, asker: Asker) -> None:
 
 
 def kill_sruns(shell: Shell, job: str, asker: Asker, mark: str = "") -> None:
-    """End distmagic's srun processes in a job, if possible: see srun_words.kill_sruns."""
+    """End distmagic's srun processes in a job (srun_words.kill_sruns); a failure of the command is ignored."""
     with suppress(DistmagicError, RuntimeError):
         shell.run(srun_words.kill_sruns(job, mark), asker, timeout_s=SOON_S)
 

@@ -20,7 +20,7 @@ PATIENCE_S = 20.0  # time for a keeper that is about to start
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of a job. `python` runs the usher; by `mark` its sruns are found."""
+    """One node of a job. `python` runs the usher; `mark` identifies the srun processes of this notebook."""
 
     name: str
     job: str

@@ -74,7 +74,7 @@ def step(job: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
 def kill_sruns(job: str, mark: str = "") -> tuple[str, ...]:
     """Return the command that ends srun processes of distmagic in a job: those with this mark, or those of all notebooks.
 
-    One to a dead node would wait forever.
+    An srun process to a dead node would otherwise wait forever.
     """
     script = 'pkill -KILL -u "$(id -u)" -f "^srun --jobid=$1 .* distmagic-usher .*$2"'
     return ("sh", "-c", script, "sh", job, mark)

@@ -180,7 +180,10 @@ class Hung(RunError):
 
 
 class TimedOut(RunError):
-    """The run was stopped after `--timeout`. If it hung, the message shows where the ranks were."""
+    """The run was stopped after `--timeout`. If it hung, the message shows where the ranks were.
+
+    Also: ranks that stay ended after the time of `--stay-idle`.
+    """
 
 
 class Cancelled(RunError, KeyboardInterrupt):

@@ -28,6 +28,7 @@ from distmagic.notebook.job_hosts import (
 )
 from distmagic.notebook.job_tables import ago, kept_table, table
 from distmagic.planning.jobs import Job, choose
+from distmagic.render.quantities import duration
 from distmagic.request.flag_values import variable_name
 from distmagic.request.hosts import Host, parse_hosts
 
@@ -65,7 +66,11 @@ def stay(line: CommandLine) -> None:
             del stayed[ranks.name]
             ranks.raise_end()
         names = ", ".join(sorted(ranks.theirs)) or "none yet"
-        line.notebook.say(f"{ranks!r}\n  names: {names}")
+        text = f"{ranks!r}\n  names: {names}"
+        left_s = ranks.idle.left_s
+        if left_s is not None:
+            text += f"\n  they end in {duration(left_s)} unless a cell runs before"
+        line.notebook.say(text)
 
 
 def end(line: CommandLine) -> None:

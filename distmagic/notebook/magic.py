@@ -162,6 +162,8 @@ class Magics:
             ranks = self._start_ranks(request, plan, can_type=screen.can_type())
         else:
             self._check_same(request, ranks)
+            if request.stay_idle_s is not None:
+                ranks.idle.limit_s = request.stay_idle_s
         # Moves it to the end, as the last one used.
         self.notebook.ranks.pop(request.stay, None)
         self.notebook.ranks[request.stay] = ranks

@@ -131,6 +131,14 @@ _OF_THE_CELL = (
         not_with="export workflow",
     ),
     Flag(
+        "stay-idle",
+        "times",
+        "ranks that stay end after this time without a cell: 30m (with the kernel)",
+        "TIME",
+        read=parse_duration,
+        not_with="export workflow",
+    ),
+    Flag(
         "payload-limit",
         "ranks",
         f"largest captured data ({PAYLOAD_LIMIT_BYTES >> 20}M)",

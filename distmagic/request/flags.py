@@ -61,6 +61,7 @@ class Request:
     output: str | None = None  # the name after `-o`
     stay: str | None = None  # the name of ranks that stay
     ranks: tuple[int, ...] = ()  # those of them that run the cell, () for all
+    stay_idle_s: float | None = None  # they end after this time without a cell
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
 
 
@@ -94,6 +95,8 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
             "--ranks is for ranks that stay.",
             "Add --stay NAME; the number of ranks on each host is --nproc-per-node.",
         )
+    if args.stay is None and args.stay_idle is not None:
+        raise UsageError("--stay-idle is for ranks that stay.", "Add --stay NAME.")
     _check_stay(args)
     system = None if args.on in (None, NO_SYSTEM) else systems.at(args.on)
     given = _fields_of(JobSpec, args)

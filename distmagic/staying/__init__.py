@@ -29,6 +29,7 @@ No cell runs in the notebook. Read in this order:
     cell_state.py   the state of one cell, pure
     stopping.py     the stages of an interrupt, pure
     out_of_step.py  whether the next cell can still use the process groups, pure
+    idle.py         how long the ranks have been without a cell, and when that ends them
     control.py      passes requests and events between a cell and the session's loop
     ranks.py        `Ranks`: one session, for users and for the magics
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import keyword
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from distmagic.errors import (
     Cancelled,
     PayloadError,
     RunError,
+    TimedOut,
     UsageError,
 )
 from distmagic.outcome.run import Run, left
@@ -25,6 +26,7 @@ from distmagic.remote.values.call import Cell, Stay
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
+from distmagic.render.quantities import duration
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
@@ -40,6 +42,7 @@ from distmagic.staying import cell_state, modules, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
 from distmagic.staying.following import form_for, prepared
+from distmagic.staying.idle import IdleTime
 
 _INLINE_BYTES = 60_000  # size limit of a cell that is sent inside its request; a longer one is sent before, as a file
 _BEAT_S = 0.1
@@ -57,10 +60,15 @@ class CellRequest:
 
 
 class _OfSession(NoScreen):
-    """The screen of a session's own loop. It shows nothing: only cells are shown."""
+    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long."""
 
-    def __init__(self, *, can_type: bool) -> None:
+    def __init__(self, idle: IdleTime, *, can_type: bool) -> None:
+        self._idle = idle
         self._can_type = can_type
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Have the ranks ended when their idle time is up."""
+        return ("stop",) if self._idle.runs_out() else ()
 
     def can_type(self) -> bool:
         """Whether the user could type input where the first cell is shown."""
@@ -68,7 +76,10 @@ class _OfSession(NoScreen):
 
 
 class Ranks:
-    """Ranks that stay alive between cells. `state` is their session's state, `history` the texts of their cells."""
+    """Ranks that stay alive between cells. `state` is their session's state, `history` the texts of their cells.
+
+    `idle` counts their time without a cell.
+    """
 
     def __init__(
         self,
@@ -78,9 +89,10 @@ class Ranks:
         run: BackgroundRun,
         control: Control,
         modules_there: Mapping[str, str],
+        idle: IdleTime,
     ) -> None:
         self.name = request.stay or ""
-        self.request, self.hosts = request, hosts
+        self.request, self.hosts, self.idle = request, hosts, idle
         self.history: list[str] = []
         self._session, self._run, self._control = session, run, control
         self._cells = 0
@@ -111,11 +123,17 @@ class Ranks:
         return frozenset().union(*self._theirs.values())
 
     def raise_end(self) -> None:
-        """Raise the error with which the session ended."""
+        """Wait for the session's end, and raise its error."""
         try:
             self._run.wait()
         except RunError as error:
-            raise self._with_lost(error) from None
+            cause = error
+            if self.idle.is_up:
+                limit = duration(self.idle.limit_s or 0.0)
+                cause = TimedOut(
+                    f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle)."
+                )
+            raise self._with_lost(cause) from None
         raise RunError("The ranks have ended.", self._lost)
 
     def _with_lost(self, error: RunError) -> RunError:
@@ -190,19 +208,30 @@ class Ranks:
         except parcel.Unpicklable as error:
             raise PayloadError(error.message, error.hint) from error
         screen = NoScreen()
-        try:
-            ended = self._run_parcel(packed, ranks, screen, None)
-        except KeyboardInterrupt:
-            left = protocol.InterruptCell(cell=self._cells, ranks=ranks)
-            self._control.ask(left)
-            raise
+        with self._at_work():
+            try:
+                ended = self._run_parcel(packed, ranks, screen, None)
+            except KeyboardInterrupt:
+                left = protocol.InterruptCell(cell=self._cells, ranks=ranks)
+                self._control.ask(left)
+                raise
         return self._left(ended, is_cell=False)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Let no idle time pass in the block. Raises why the session has ended where it was idle for too long before."""
+        if not self.idle.begin_cell():
+            self.raise_end()
+        try:
+            yield
+        finally:
+            self.idle.end_cell()
 
     # ---- one cell
 
     def run_cell(self, request: CellRequest, screen: Screen) -> Run:
         """Run a cell on its ranks, and show it. Raises the cell's error, or the error that ended the session."""
-        with interrupts.noted() as noted:
+        with self._at_work(), interrupts.noted() as noted:
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
             packed = prepared(
@@ -422,16 +451,18 @@ def start(
     limit_bytes: int,
     *,
     can_type: bool,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
     """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
     control = Control()
-    screen = _OfSession(can_type=can_type)
+    idle = IdleTime(request.stay_idle_s, clock)
+    screen = _OfSession(idle, can_type=can_type)
     name = request.stay or ""
     with place.given_up_after_error():
         payload = _payload(plan, name, limit_bytes)
         run = place.begin(payload, screen, name, control)
     there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
-    return Ranks(request, session, place.names, run, control, there)
+    return Ranks(request, session, place.names, run, control, there, idle)
 
 
 def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:

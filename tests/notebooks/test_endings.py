@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -89,4 +90,24 @@ def test_the_end_of_the_kernel_ends_the_ranks(lab, tmp_path):
     with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
         assert notebook.run("%%ranks\n6 * 7").endswith("rank 0: 42\n")
+    lab.assert_clean()
+
+
+def test_ranks_that_stay_without_a_cell_end_after_their_idle_time(
+    lab: Lab, tmp_path
+) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1,dm2:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        notebook.run("%%ranks --stay-idle 10h\nkept = 7")
+        text = notebook.run("%distributed stay")
+        assert re.search("they end in (10 h 00|9 h 59) min unless a cell runs", text)
+        assert notebook.run("%%ranks --stay-idle 1s\nkept").endswith(": 7\n")
+        wait_until(lambda: notebook.run("ranks.done") == "True", "the end")
+        cause = "no cell ran on them for 1 s (--stay-idle)"
+        assert cause in notebook.fail('ranks["kept"]')
+        text = notebook.fail("%%ranks\nkept")
+        assert cause in text
+        assert "Lost with the ranks of ranks: kept." in text
+        assert notebook.run("%%ranks\n1 + 1").endswith("ranks 0-1: 2\n")
+        assert "they end in" not in notebook.run("%distributed stay")
     lab.assert_clean()

@@ -125,7 +125,7 @@ STEADY = {
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
     "notebook/doctor_command.py": _TOOK,
     "session/doctor.py": _TOOK,
-    "staying/ranks.py": _PACE,
+    "staying/ranks.py": f"{_PACE}; how long no cell ran: in a sleep of this machine the lease ends the ranks",
     "remote/rank/report.py": f"{_PACE}; when a rank reported, since it began",
     "remote/rank/outbox.py": _WAIT,
     "remote/contact/task.py": _PACE,

@@ -532,12 +532,16 @@ def test_a_line_of_ranks_is_one_of_distributed(line, words):
 def test_ranks_that_stay_and_those_of_them_on_which_a_cell_runs():
     request = flags.parse_line("--stay exp --ranks 7,0,4-5", flags.Defaults())
     assert (request.stay, request.ranks) == ("exp", (0, 4, 5, 7))
+    request = flags.parse_line("--stay exp --stay-idle 30m", flags.Defaults())
+    assert request.stay_idle_s == 1800.0
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "--ranks 0",
+        "--stay-idle 30m",
+        "--stay exp --stay-idle 0",
         "--stay exp --ranks 3-1",
         "--stay exp --ranks x",
         "--stay exp --detach",

@@ -8,6 +8,7 @@ Each command first asks hosts for their jobs (job_hosts.py), and then acts on th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -67,9 +68,9 @@ def stay(line: CommandLine) -> None:
             ranks.raise_end()
         names = ", ".join(sorted(ranks.theirs)) or "none yet"
         text = f"{ranks!r}\n  names: {names}"
-        left_s = ranks.idle.left_s
-        if left_s is not None:
-            text += f"\n  they end in {duration(left_s)} unless a cell runs before"
+        if math.isfinite(ranks.idle.left_s):
+            left = duration(ranks.idle.left_s)
+            text += f"\n  they end in {left} unless a cell runs before"
         line.notebook.say(text)
 
 

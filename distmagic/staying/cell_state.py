@@ -29,8 +29,8 @@ class CellState:
     it.
 
     `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks. `stage` is the stage of
-    the user's interrupt, which began at `stage_s`. `counts` are the steps of ranks, and `stop` is the step at which
-    they were asked to stop.
+    the user's interrupt, which may last until `until_s`. `counts` are the steps of ranks, and `stop` is the step at
+    which they were asked to stop.
     """
 
     run: RunState
@@ -38,7 +38,7 @@ class CellState:
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()
     stage: Stage = ""
-    stage_s: float = 0.0
+    until_s: float = 0.0
     counts: Mapping[int, protocol.StepCount] = field(default_factory=dict)
     stop: protocol.StopAtStep | None = None
 
@@ -63,13 +63,10 @@ def begin_cell(
 ) -> CellState:
     """Return the initial state of a cell on these ranks."""
     fresh = begin(session.job, [node.host for node in session.nodes], session.terms)
-    nodes = []
-    for node in session.nodes:
-        nodes.append(
-            replace(
-                node, sent_bytes=0, total_bytes=0, broken_at_s=0.0, accused_at_s=None
-            )
-        )
+    nodes = tuple(
+        replace(node, sent_bytes=0, total_bytes=0, broken_at_s=0.0, accused_at_s=None)
+        for node in session.nodes
+    )
     workers = {}
     for rank in ranks:
         old = session.workers[rank]
@@ -78,7 +75,7 @@ def begin_cell(
             phase="running", round=old.round, restart=old.restart, pid=old.pid, device=old.device,
         )  # fmt: skip
     run = replace(
-        fresh, nodes=tuple(nodes), workers=workers, world_size=session.world_size,
+        fresh, nodes=nodes, workers=workers, world_size=session.world_size,
         rdzv_round=session.rdzv_round, started_at_s=0.0, name=session.name, variable=session.variable,
         began_unix_s=began_unix_s, cell=cell,
     )  # fmt: skip
@@ -93,15 +90,12 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
     for event in events:
         what = event.what
         rank = getattr(what, "rank", -1)
-        if rank >= 0 and rank not in state.run.workers:
+        is_elsewhere = rank >= 0 and rank not in state.run.workers
+        if is_elsewhere or getattr(what, "cell", state.run.cell) != state.run.cell:
             continue
         if isinstance(what, protocol.StepCount):
-            if what.cell == state.run.cell:
-                counts[rank] = what
-            continue
-        if isinstance(what, protocol.CellEnded):
-            if what.cell != state.run.cell:
-                continue
+            counts[rank] = what
+        elif isinstance(what, protocol.CellEnded):
             ends[rank] = what
             # An unused process group is not worth a notice: the next cell may create one.
             what = replace(what.ended, group_use="")

@@ -45,8 +45,8 @@ def stale(
 
 
 def _imported(module: ModuleText) -> set[str]:
-    names = set()
-    for data in module.files.values():
-        for name in local_modules.imports_of_text(data):
-            names.add(name.partition(".")[0])
-    return names
+    return {
+        name.partition(".")[0]
+        for data in module.files.values()
+        for name in local_modules.imports_of_text(data)
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import keyword
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -67,7 +68,7 @@ class _OfSession(NoScreen):
         self._can_type = can_type
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Have the ranks ended when their idle time is up."""
+        """Stop the session when its idle time is up."""
         return ("stop",) if self._idle.runs_out() else ()
 
     def can_type(self) -> bool:
@@ -129,7 +130,7 @@ class Ranks:
         except RunError as error:
             cause = error
             if self.idle.is_up:
-                limit = duration(self.idle.limit_s or 0.0)
+                limit = duration(self.idle.limit_s)
                 cause = TimedOut(
                     f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle)."
                 )
@@ -201,25 +202,29 @@ class Ranks:
         self._run_quietly(Cell("", shown, names=named, is_given=True), ranks)
 
     def _run_quietly(self, cell: Cell, ranks: tuple[int, ...]) -> Run:
-        """Run an internal cell without showing it. An interrupt also ends it on the ranks."""
-        source = form_for(self._control.pythons)
-        try:
-            packed = dumped(cell, Seen(), None, source, in_one=True)
-        except parcel.Unpicklable as error:
-            raise PayloadError(error.message, error.hint) from error
-        screen = NoScreen()
+        """Run an internal cell. An interrupt also ends it on the ranks."""
         with self._at_work():
             try:
-                ended = self._run_parcel(packed, ranks, screen, None)
+                return self._run_unseen(cell, ranks, None)
+            except parcel.Unpicklable as error:
+                raise PayloadError(error.message, error.hint) from error
             except KeyboardInterrupt:
                 left = protocol.InterruptCell(cell=self._cells, ranks=ranks)
                 self._control.ask(left)
                 raise
+
+    def _run_unseen(
+        self, cell: Cell, ranks: tuple[int, ...], noted: interrupts.Interrupts | None
+    ) -> Run:
+        """Run an internal cell without showing it."""
+        source = form_for(self._control.pythons)
+        packed = dumped(cell, Seen(), None, source, in_one=True)
+        ended = self._run_parcel(packed, ranks, NoScreen(), noted)
         return self._left(ended, is_cell=False)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Let no idle time pass in the block. Raises why the session has ended where it was idle for too long before."""
+        """Count no idle time in the block. Raises the session's error if it was idle too long before."""
         if not self.idle.begin_cell():
             self.raise_end()
         try:
@@ -254,11 +259,7 @@ class Ranks:
         if not stale:
             return ""
         cell = Cell("", "modules", modules=stale)
-        packed, screen = (
-            dumped(cell, Seen(), None, in_one=True),
-            NoScreen(),
-        )
-        self._left(self._run_parcel(packed, self._targets(()), screen, noted), is_cell=False)  # fmt: skip
+        self._run_unseen(cell, self._targets(()), noted)
         names = [module.name for module in stale]
         notice = f"Modules as they are on disk now: {', '.join(names)}."
         if not self._modules.keys().isdisjoint(names):
@@ -337,12 +338,8 @@ class Ranks:
 
     def _there(self, ranks: Sequence[int]) -> Mapping[str, str]:
         """Return the digests of the notebook's values that all these ranks have."""
-        first, *others = (self._sent.get(rank, {}) for rank in ranks)
-        return {
-            name: digest
-            for name, digest in first.items()
-            if all(other.get(name) == digest for other in others)
-        }
+        each = [set(self._sent.get(rank, {}).items()) for rank in ranks]
+        return dict(set.intersection(*each))
 
     def _message(
         self, local: LocalBlob, ranks: tuple[int, ...], *, anew: bool
@@ -354,10 +351,10 @@ class Ranks:
             return protocol.RunCell(cell=self._cells, ranks=ranks, data=data, anew=anew)
         nodes = dict.fromkeys(self.state.workers[rank].node_rank for rank in ranks)
         with ExitStack() as opened:
-            links = []
-            for node in nodes:
-                link = self._run.open_link(node)
-                links.append(opened.enter_context(closing(link)))
+            links = [
+                opened.enter_context(closing(self._run.open_link(node)))
+                for node in nodes
+            ]
             addresses = [self.state.nodes[node].address for node in nodes]
             # Large data is sent from this machine once, and then from host to host.
             Delivery(links, addresses, (local,), lambda *_: None, lambda *_: None).run()
@@ -396,10 +393,11 @@ class Ranks:
         state = cell.run
         if is_cell:
             self._session.history.add(state)
-        values = {}
-        for rank, end in cell.ends.items():
-            if end.value:
-                values[rank] = base64.b64decode(end.value)
+        values = {
+            rank: base64.b64decode(end.value)
+            for rank, end in cell.ends.items()
+            if end.value
+        }
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows
         # Not in a variable: this frame and the error's traceback would refer to each other.
@@ -455,7 +453,7 @@ def start(
 ) -> Ranks:
     """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
     control = Control()
-    idle = IdleTime(request.stay_idle_s, clock)
+    idle = IdleTime(request.stay_idle_s or math.inf, clock)
     screen = _OfSession(idle, can_type=can_type)
     name = request.stay or ""
     with place.given_up_after_error():

@@ -28,7 +28,8 @@ def next_stage(state: CellState) -> CellState:
     """Return the state after another interrupt by the user: in its next stage."""
     if not state.stage:
         asked = interrupted(state, state.asked, by_user=True)
-        return replace(asked, stage="ask", stage_s=state.run.at_s, counts={})
+        until_s = state.run.at_s + _PATIENCE_S
+        return replace(asked, stage="ask", until_s=until_s, counts={})
     if state.stage == "where they are":
         return replace(state, stage="end")
     return replace(state, stage="go there")
@@ -70,9 +71,9 @@ def _of_the_user(state: CellState) -> tuple[CellState, protocol.HandedOn | None]
         until_s = run.at_s + min(max(_PATIENCE_S, 2 * slowest_s), _MOST_PATIENCE_S)
         stop = protocol.StopAtStep(cell=run.cell, ranks=ranks, kind=kind, step=step)
         state = interrupted(state, state.asked, by_user=True, notice=_AT_A_STEP)
-        return replace(state, stage="stopping", stage_s=until_s - _PATIENCE_S, stop=stop), stop  # fmt: skip
-    is_late = run.at_s - state.stage_s > _PATIENCE_S
-    if state.stage == "go there" or (state.stage in ("asked", "stopping") and is_late):
+        return replace(state, stage="stopping", until_s=until_s, stop=stop), stop
+    is_late = state.stage in ("asked", "stopping") and run.at_s > state.until_s
+    if state.stage == "go there" or is_late:
         return _where_they_are(state)
     return state, None
 

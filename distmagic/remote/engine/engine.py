@@ -109,16 +109,16 @@ def main(argv: list[str]) -> None:
     try:
         run(args)
     except ChildFailedError as error:
-        exits = []
-        for rank, failure in error.failures.items():
-            end = protocol.Exit(
+        exits = tuple(
+            protocol.Exit(
                 rank=rank,
                 local_rank=failure.local_rank,
                 pid=failure.pid,
                 code=failure.exitcode,
             )
-            exits.append(end)
-        ended = protocol.EngineEnded(code=1, exits=tuple(exits))
+            for rank, failure in error.failures.items()
+        )
+        ended = protocol.EngineEnded(code=1, exits=exits)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
             conn.connect(_from_agent("socket"))
             socket_peer.check(conn)

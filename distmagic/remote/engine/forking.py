@@ -221,11 +221,10 @@ def remember(
     inherited.is_warm = True
     inherited.asked_for = frozenset(asked_for)
     inherited.descriptors = frozenset(descriptors)
-    inherited.variables = {}
     inherited.before = dict(before)
-    for name, value in os.environ.items():
-        if before.get(name) != value:
-            inherited.variables[name] = value
+    inherited.variables = {
+        name: value for name, value in os.environ.items() if before.get(name) != value
+    }
     inherited.modules = frozenset(sys.modules) - {"__main__"}
     gc.collect()
     gc.freeze()

@@ -221,12 +221,9 @@ class Keeper:
         """Handle the loss of an usher: its step is over, and the process with its pipes must not hold them."""
         self._close(connection)
         if connection.pid:
-            self._end_process(connection)
-
-    def _end_process(self, connection: Connection) -> None:
-        send_signal(connection.pid, signal.SIGTERM)
-        connection.kill_at = time.monotonic() + KILL_S
-        self._orphans.append(connection)
+            send_signal(connection.pid, signal.SIGTERM)
+            connection.kill_at = time.monotonic() + KILL_S
+            self._orphans.append(connection)
 
     def _answer(self, connection: Connection, code: int) -> None:
         try:

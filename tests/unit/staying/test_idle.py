@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from distmagic.staying.idle import IdleTime
 
 
@@ -16,10 +18,10 @@ def test_the_time_counts_between_cells_alone_and_is_up_once():
     clock = Clock()
     idle = IdleTime(30.0, clock)
     clock.now_s += 1000  # the ranks are being started
-    assert (idle.left_s, idle.runs_out()) == (None, False)
+    assert (idle.left_s, idle.runs_out()) == (math.inf, False)
     assert idle.begin_cell()
     clock.now_s += 1000
-    assert (idle.left_s, idle.runs_out()) == (None, False)
+    assert (idle.left_s, idle.runs_out()) == (math.inf, False)
     idle.end_cell()
     clock.now_s += 29
     assert (idle.left_s, idle.runs_out()) == (1.0, False)
@@ -32,10 +34,10 @@ def test_the_time_counts_between_cells_alone_and_is_up_once():
 
 def test_without_a_limit_it_is_never_up():
     clock = Clock()
-    idle = IdleTime(None, clock)
+    idle = IdleTime(math.inf, clock)
     assert idle.begin_cell()
     idle.end_cell()
     clock.now_s += 1e9
-    assert (idle.left_s, idle.runs_out()) == (None, False)
+    assert (idle.left_s, idle.runs_out()) == (math.inf, False)
     idle.limit_s = 60.0  # a later cell has named one
     assert idle.runs_out()

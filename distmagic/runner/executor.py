@@ -181,7 +181,7 @@ class Executor:
         self._queue.tell(what, node_rank=node_rank)
 
     def _keep(self, what: Linked | Joined) -> bool:
-        """Register the link of `what`, which is closed at the end. Return False, without doing so, if the run is over."""
+        """Register the link of `what`, which is closed at the end. Return False, without this, if the run is over."""
         with self._lock:
             if not self._is_over:
                 self._opened.add(what.link)

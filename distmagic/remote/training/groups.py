@@ -171,6 +171,8 @@ def make_anew() -> None:
     if c10d is None or _notes.request is None:
         return
     if c10d.is_initialized():
+        # Otherwise a call that only some ranks have begun makes them wait here forever.
+        break_all()
         c10d.destroy_process_group()
     args, kwargs = _notes.request
     c10d.init_process_group(*args, **kwargs)

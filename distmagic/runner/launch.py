@@ -85,7 +85,11 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     lease_s = fleet.access.lease_s
     clock = clock_since(time.monotonic())
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
-    terms = replace(terms, can_type=screen.can_type() and not spec.detach)
+    terms = replace(
+        terms,
+        can_type=screen.can_type() and not spec.detach,
+        stays=companion is not None,
+    )
     state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
     # Hosts that join later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:

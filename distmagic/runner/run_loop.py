@@ -284,7 +284,8 @@ class RunLoop:
                 self.note(StacksWanted(request_id=request_id))
                 self._ask_for_stacks(request_id)
             elif request == "detach":
-                self._memory = replace(self._memory, wants_detach=True)
+                may = not self.state.terms.stays
+                self._memory = replace(self._memory, wants_detach=may)
             else:
                 self._typed[request.rank] = (request, None)
         actions: list[Action] = []

@@ -240,7 +240,7 @@ def _head_and_table(state: RunState) -> dict[str, object]:
         "what": render.size(state),
         "is_running": state.phase == "running",
         "is_stopping": state.phase == "stopping",
-        "is_detached": bool(state.detached_by),
+        "can_detach": not state.detached_by and not state.terms.stays,
         "is_over": state.is_over or bool(state.seen_unix_s),
     }
     prompts = [] if state.is_over else render.prompts(state)

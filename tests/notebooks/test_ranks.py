@@ -224,6 +224,13 @@ def test_modules_of_the_notebooks_own_machine_are_loaded_again(tmp_path):
         notebook.run("%distributed end ranks")
 
 
+def test_a_click_on_detach_leaves_ranks_to_the_notebook(notebook):
+    notebook.run('ranks._run.screen.ask("detach")')
+    still_there(notebook)
+    assert "detached" not in notebook.run("%distributed jobs")
+    still_there(notebook)
+
+
 def test_spawned_children_find_what_earlier_cells_define(notebook):
     notebook.run("""\
 %%ranks 0

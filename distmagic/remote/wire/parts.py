@@ -106,6 +106,8 @@ class JobTerms:
     devices: tuple[Word, ...] = ()
     # Whether a user can type input for a rank; else the ranks' standard input is at end of file.
     can_type: bool = False
+    # Whether its ranks wait for cells of the notebook that started it: it never goes on without that one.
+    stays: bool = False
 
     @property
     def is_elastic(self) -> bool:

@@ -36,7 +36,7 @@ export class Controls {
     const goesOn = !run.is_over && !run.is_stopping;
     this.stop.hidden = !goesOn;
     this.stacks.hidden = !goesOn || !run.is_running;
-    this.detach.hidden = !goesOn || !run.is_running || run.is_detached;
+    this.detach.hidden = !goesOn || !run.is_running || !run.can_detach;
     if (!goesOn) this.showQuestion(false);
   }
 

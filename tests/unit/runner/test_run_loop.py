@@ -183,6 +183,18 @@ def test_a_click_lets_a_job_go_on_alone():
     assert run.stops == []
 
 
+def test_a_click_does_not_let_ranks_that_stay_go_on_alone():
+    stays = replace(terms(), stays=True)
+    planned = at(Planned(addresses=("10.0.0.1", "10.0.0.2"), terms=stays))
+    joined = at(p.PeerState(node_rank=1, state="joined"), 0)
+    ends = [*(ended(rank, rank // 2) for rank in range(4)), *end_of(0), *end_of(1)]
+    run = ScriptedRun([planned, *START, joined], [], [], ends)
+    screen = FakeScreen(lambda _: screen.clicks.append("detach"))
+    assert run.run(screen=screen).is_over
+    sent = [action.message for action in run.actions if isinstance(action, Send)]
+    assert not any(isinstance(message, p.DetachJob) for message in sent)
+
+
 def report_at(rank: int, at_s: float) -> p.Progress:
     """Return the report of a first step, or of the second one much later."""
     return p.Progress(rank=rank, restart=0, at_s=at_s, step=at_s, total=1000.0)

@@ -68,6 +68,15 @@ def test_a_page_can_detach_a_run_as_soon_as_its_ranks_run(scene, is_running):
     shown.show(scene())
     assert view.run["is_running"] is is_running  # without it the button is hidden
     assert not view.run["is_over"]
+    assert view.run["can_detach"]
+
+
+def test_a_page_cannot_detach_ranks_that_stay():
+    shown, view = shown_board()
+    shown.answer("hello")
+    state = running()
+    shown.show(replace(state, terms=replace(state.terms, stays=True)))
+    assert not view.run["can_detach"]
 
 
 # ---- how often

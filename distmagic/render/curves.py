@@ -188,6 +188,7 @@ def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
         for line in tables.values()
     )
     where = places((line.xs(by_step=by_step) for line in tables.values()), limit)
+    lasts = {rank: line[-1].value for rank, line in tables.items()}
     lines, holes, reach = {}, {}, {}
     at_work = []
     for rank, series in tables.items():
@@ -197,13 +198,13 @@ def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
         worker = state.workers.get(rank)
         if worker is not None and worker.phase in (*ALIVE, "stopped"):
             at_work.append(reach[rank])
-        if lines[rank] and not math.isfinite(series[-1].value):
+        if lines[rank] and not math.isfinite(lasts[rank]):
             reach[rank] = lines[rank][-1].x
     return Curve(
         name=name,
         by_step=by_step,
         lines=lines,
-        lasts={rank: series[-1].value for rank, series in tables.items()},
+        lasts=lasts,
         holes=holes,
         reach=reach,
         end=min(at_work, default=math.inf),
@@ -320,9 +321,9 @@ def joined(curve: Curve) -> list[Bin]:
                 members[x].append(latest)
     found = []
     for x, here in members.items():
-        low, high = min(one.low for one in here), max(one.high for one in here)
-        total = sum(one.mean for one in here)
-        found.append(Bin(x=x, low=low, mean=total / len(here), high=high))
+        _, lows, means, highs = zip(*here, strict=True)
+        mean_of_all = sum(means) / len(here)
+        found.append(Bin(x=x, low=min(lows), mean=mean_of_all, high=max(highs)))
     return found
 
 

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
 # a full series keeps at most half of each such group of points: its min, its max, a NaN and an infinite one
@@ -27,8 +28,7 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bin:
+class Bin(NamedTuple):
     """Several neighbouring points as one: the min, mean and max of their values. `x` is in steps or in seconds."""
 
     x: float
@@ -174,17 +174,18 @@ class Series:
                 found.append(Bin(x=x, low=min(finite), mean=mean, high=max(finite)))
         return found, holes
 
-    def _in_order(self, *, by_step: bool) -> tuple[array[float], array[float]]:
+    def _in_order(self, *, by_step: bool) -> tuple[list[float], list[float]]:
         """Return all x that are numbers, in order, and their values. A step may arrive late."""
-        xs = self.xs(by_step=by_step)
-        values = self._table[3 : _COLUMNS * self._size : _COLUMNS]
-        if math.isfinite(sum(xs)) and sorted(xs) == xs.tolist():
+        # Lists: their parts are read faster than those of arrays.
+        xs = self.xs(by_step=by_step).tolist()
+        values = self._table[3 : _COLUMNS * self._size : _COLUMNS].tolist()
+        if math.isfinite(sum(xs)) and sorted(xs) == xs:
             return xs, values
         pairs = [
             pair for pair in zip(xs, values, strict=True) if math.isfinite(pair[0])
         ]
         pairs.sort(key=itemgetter(0))
-        return array("d", (x for x, _ in pairs)), array("d", (value for _, value in pairs))  # fmt: skip
+        return [x for x, _ in pairs], [value for _, value in pairs]
 
     def _point(self, index: int) -> Point:
         start = _COLUMNS * index

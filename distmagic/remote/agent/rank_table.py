@@ -23,7 +23,7 @@ from distmagic.remote.system import memory, processes, socket_peer
 from distmagic.remote.wire import protocol
 
 _PROGRESS_S = 0.1
-_PROGRESS_S_A_RANK = 0.0005
+_PROGRESS_S_A_RANK = 0.001
 # Time between a rank's end and a notice that its process still runs.
 _LINGERING_S = 10.0
 _PACKETS_A_TURN = 256  # packets of one rank in one turn
@@ -32,7 +32,7 @@ _PACKETS_A_TURN = 256  # packets of one rank in one turn
 def pace_s(world_size: int) -> float:
     """Return the seconds between two progress events of a rank. Reports in between are merged into one event.
 
-    So a notebook with more than 200 ranks reads 2,000 events per second, however many ranks there are.
+    So a notebook with more than 100 ranks reads 1,000 events per second, however many ranks there are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
 

@@ -18,15 +18,15 @@ from distmagic.remote.wire import protocol as p
 
 @pytest.mark.parametrize(
     ("world_size", "seconds"),
-    [(1, 0.1), (8, 0.1), (200, 0.1), (1000, 0.5), (4000, 2.0)],
+    [(1, 0.1), (8, 0.1), (100, 0.1), (1000, 1.0), (4000, 4.0)],
 )
 def test_progress_of_very_many_ranks_is_told_less_often(world_size, seconds):
     assert pace_s(world_size) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("world_size", [500, 1024, 10_000])
-def test_a_notebook_never_has_more_than_2000_lines_a_second_to_read(world_size):
-    assert world_size / pace_s(world_size) <= 2000.001
+def test_a_notebook_never_has_more_than_1000_lines_a_second_to_read(world_size):
+    assert world_size / pace_s(world_size) <= 1000.001
 
 
 def a_rank(

@@ -267,7 +267,13 @@ def test_nothing_of_a_run_is_left_to_the_garbage_collector(tmp_path, begins):
             run = error.run
         assert "Run" in names_of_new(before)
         del run, reaching
-        wait_until(lambda: not names_of_new(before), "all of the run to be gone")
+        try:
+            wait_until(lambda: not names_of_new(before), "all of the run to be gone")
+        except AssertionError:
+            left = names_of_new(before)
+            gc.collect()
+            text = f"{left} were left, and after a collection {names_of_new(before)}"
+            raise AssertionError(text) from None
 
 
 def test_a_run_that_failed_is_gone_with_its_error(host):

@@ -61,14 +61,18 @@ class _Watcher:
     def _look_for_ever(self) -> None:
         while self._has_some.wait():
             time.sleep(_LOOK_S)
-            now_s = time.monotonic()
-            for limit, due_s in self.due_s.copy().items():
-                if due_s <= now_s and self.due_s.pop(limit, None) is not None:
-                    limit.is_over = True
-                    self._begin_act(limit)
+            self._look()
             self._has_some.clear()
             if self.due_s:
                 self._has_some.set()
+
+    def _look(self) -> None:
+        """Begin the calls that are due. Its own function: no variable keeps the last limit while the thread waits."""
+        now_s = time.monotonic()
+        for limit, due_s in self.due_s.copy().items():
+            if due_s <= now_s and self.due_s.pop(limit, None) is not None:
+                limit.is_over = True
+                self._begin_act(limit)
 
     def _begin_act(self, limit: TimeLimit) -> None:
         """Call `act` on another thread; if none can start, on this one, on which all other limits depend."""

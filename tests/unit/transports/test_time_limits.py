@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -12,7 +13,7 @@ from distmagic.transports import time_limits
 from distmagic.transports.time_limits import TimeLimit
 from tests.builders.shell import completed
 from tests.builders.since import Since
-from tests.lab.waiting import HANG_S
+from tests.lab.waiting import HANG_S, wait_until
 
 LONG_S = 3600.0
 
@@ -49,6 +50,21 @@ def test_a_limit_holds_where_no_thread_can_be_had_for_it(monkeypatch):
     monkeypatch.setattr(time_limits.threads, "begin", refuse)
     TimeLimit(0.0, happened.set)
     assert happened.wait(HANG_S)
+
+
+def test_a_limit_that_was_called_off_keeps_nothing_alive():
+    class Connection:
+        def close(self) -> None:
+            """Do nothing."""
+
+    connection, looked = Connection(), threading.Event()
+    TimeLimit(0.0, looked.set)
+    limit = TimeLimit(LONG_S, connection.close)
+    assert looked.wait(HANG_S)
+    limit.call_off()
+    gone = weakref.ref(connection)
+    del connection, limit
+    wait_until(lambda: gone() is None, "the connection to be gone")
 
 
 def test_what_is_called_off_does_not_happen_and_one_thread_watches_all():

@@ -216,10 +216,19 @@ def _reject_look(text: str, body: list[ast.stmt]) -> None:
         return
     names = {node.id for node in ast.walk(look) if isinstance(node, ast.Name)}
     for statement in reversed(before):
-        if not isinstance(statement, ast.Assign):
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
             continue
-        targets = set(map(ast.unparse, statement.targets))
-        if names & targets and _calls(statement.value):
+        stored = {
+            node.id
+            for target in targets
+            for node in ast.walk(target)
+            if isinstance(node, ast.Name)
+        }
+        if names & stored and statement.value and _calls(statement.value):
             call = _written(text, statement)
             raise UsageError(
                 f"line {last.lineno}: every rank would execute {_written(text, look)} alone, and {call} would run in the "

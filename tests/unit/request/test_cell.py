@@ -127,6 +127,19 @@ def test_a_cell_that_can_not_run_says_what_to_write(body, golden):
     golden(refusal(body))
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'runs["a"] = f()\nprint(runs)',
+        "a, b = f()\nprint(a)",
+        "run: Run = f()\nprint(run)",
+        "o.run = f()\no.run",
+    ],
+)
+def test_a_look_at_what_any_assignment_has_stored_is_refused(lines):
+    assert "would run in the notebook" in refusal(lines)
+
+
 @pytest.mark.parametrize("word", ["while", "if", "with", "try", "match"])
 def test_every_block_at_the_end_is_named(word, golden):
     heads = {

@@ -6,7 +6,7 @@
 #   stress     `make test`, ROUNDS times, beside eight busy processes: a test that fails by chance fails here
 #   durations  `make test-all`, and its measured durations into CONTRIBUTING.md
 #   coverage   which part of distmagic/ `make test` and `make test-all` execute
-#   demo       the quickstart, headless
+#   demo       the quickstart, headless; installs only what notebooks need
 #   bench      what it costs, against other tools
 #   lint       ruff, mypy, the manual's language, and the subjects of commits
 #   chaos      pairs of faults, ROUNDS of them from SEED on: a line a round, and those that failed in the end
@@ -38,7 +38,7 @@ ROUNDS ?=
 
 venv := .venv
 bin := $(abspath $(venv))/bin
-pip := $(bin)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
+install := -m pip --quiet --quiet --disable-pip-version-check --no-input install --no-compile
 export PATH := $(bin):$(PATH)
 # Tests start hundreds of Pythons. Where byte code is not kept, each of them compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -51,13 +51,20 @@ help:
 
 setup: $(venv)/.ready
 
-$(venv)/.ready: pyproject.toml
+# What the demonstration needs comes first and by itself. Byte code is made where a file is first imported: pip would make it
+# of each of 17,000 files, which takes longer than the rest of the set-up.
+$(venv)/.notebooks: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "distmagic needs Python 3.10 or later; this is " + sys.version.split()[0] + ". Say which with: make PYTHON=python3.11")'
 	@sh .ci/make-venv $(PYTHON) $(venv)
 	@echo "installing $(TORCH) into $(venv): the largest part, some minutes where it isn't cached"
-	@$(pip) install '$(TORCH)'
-	@echo "installing distmagic and what its tests and notebooks need into $(venv)"
-	@$(pip) install '$(TORCH)' --editable '.[dev]'
+	@$(bin)/python $(install) '$(TORCH)'
+	@echo "installing distmagic and what its notebooks need into $(venv)"
+	@$(bin)/python $(install) '$(TORCH)' --editable '.[notebooks]'
+	@touch $@
+
+$(venv)/.ready: $(venv)/.notebooks
+	@echo "installing what the tests need into $(venv)"
+	@$(bin)/python $(install) '$(TORCH)' --editable '.[dev]'
 	@touch $@
 
 pytest = $(bin)/python -m pytest --numprocesses=$(JOBS) --dist=loadgroup
@@ -106,7 +113,7 @@ build/sky/.ready: pyproject.toml | $(venv)/.ready
 	@$(bin)/python -m tests.sky.packages $(SKY_PYTHON)
 	@touch $@
 
-demo: $(venv)/.ready
+demo: $(venv)/.notebooks
 	@mkdir -p build
 	@echo "running notebooks/00_quickstart.ipynb: two throw-away SSH hosts, two ranks each"
 	@# The kernel's own log at ERROR: newer ones warn at each start that nbconvert talks to them over plain TCP.
@@ -124,7 +131,7 @@ docs := PYTHONPATH=. build/docs/venv/bin/python
 build/docs/venv/.ready: pyproject.toml | $(venv)/.ready
 	@sh .ci/make-venv $(bin)/python build/docs/venv
 	@$(bin)/python -c 'import site; print(site.getsitepackages()[0])' > build/docs/venv/main.pth
-	@build/docs/venv/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input install $$(PYTHONPATH=. $(bin)/python docs/prepare.py requirements)
+	@build/docs/venv/bin/python $(install) $$(PYTHONPATH=. $(bin)/python docs/prepare.py requirements)
 	@mv build/docs/venv/main.pth $$(build/docs/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')
 	@touch $@
 

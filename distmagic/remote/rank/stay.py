@@ -6,7 +6,7 @@ cell, even `sys.exit`, only ends the cell.
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
-    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; if blocked for 2 s, its process groups are broken
+    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken
     end of file   --inbox-->   the rank's own end
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import os
 import queue
 import signal
@@ -148,16 +149,25 @@ class CellLoop:
                 if self._running != message.cell or not is_first:
                     return
                 steps.go_on()
-                main = threading.main_thread().ident or 0
-                signal.pthread_kill(main, signal.SIGINT)
+                _interrupt_main()
             threads.begin("break", self._break, message.cell)
 
     # ---- one thread for each interrupt
 
     def _break(self, cell: int) -> None:
-        """Break the process groups in which a cell waits, if the interrupt does not take effect."""
-        if not self._came.wait(_BREAK_S) and self._running == cell:
-            groups.break_all()
+        """Break the process groups in which a cell waits, if the interrupt does not take effect, and interrupt it again.
+
+        A signal that comes just before a system call does not end it: `time.sleep` would sleep to its end.
+        """
+        for attempt in itertools.count():
+            if self._came.wait(_BREAK_S):
+                return
+            with self._lock:
+                if self._running != cell:
+                    return
+                _interrupt_main()
+            if attempt == 0:
+                groups.break_all()
 
     # ---- the main thread
 
@@ -296,6 +306,10 @@ class CellLoop:
         except Exception:  # noqa: BLE001 - pickling runs anybody's code
             return b""
         return data
+
+
+def _interrupt_main() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _shown(value: object) -> str:

@@ -182,11 +182,22 @@ CELLS = {
     "init": ('dist.init_process_group("gloo")', "all"),
     "init again": ('dist.destroy_process_group(); dist.init_process_group("gloo")', "all"),
 }
+LOSES = '''
+import signal, time
+handler = signal.getsignal(signal.SIGINT)
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, handler))
+say(f"waits 2/{rank}")
+time.sleep(3600)
+'''
 def drive(book):
     chance = random.Random(SEED)
     book.begin(FIRST)
     book.next(p.CellEnded)
-    is_stale = False
+    # An interrupt that comes just before a system call is lost as this one is.
+    book.begin(LOSES)
+    book.until_they_wait()
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
+    is_stale = bool(out_of_step.notice(book.next(p.CellEnded)))
     for _ in range(9):
         name, k = chance.choice(list(CELLS)), chance.randrange(3)
         source, ending = CELLS[name]

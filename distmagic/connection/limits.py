@@ -16,7 +16,9 @@ from distmagic import sanitize
 from distmagic.errors import ProtocolError
 from distmagic.remote.wire import codec
 from distmagic.remote.wire.bounds import Word
-from distmagic.remote.wire.codec import Limit, Wrong
+from distmagic.remote.wire.codec import Limit, Numbers, Wrong
+
+_MOST = 1e18
 
 
 def _text(clean: Callable[[str], str]) -> Callable[[int], Limit]:
@@ -43,7 +45,10 @@ def _amount(low: float, high: float) -> Limit:
 def _amount_or_none(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
-    return min(max(value, -1e18), 1e18)
+    return min(max(value, -_MOST), _MOST)
+
+
+_seconds = _amount(-_MOST, _MOST)
 
 
 def _size(value: int) -> int:
@@ -52,12 +57,27 @@ def _size(value: int) -> int:
     return value
 
 
+def _points(numbers: Numbers) -> Numbers:
+    """Bring the seconds and steps of points into their range; a value may be any number."""
+    if len(numbers) % 3:
+        raise Wrong("a part of a point")
+    found = list(numbers)
+    for place in range(0, len(found), 3):
+        if not abs(found[place]) <= _MOST:  # as NaN is not
+            found[place] = _seconds(found[place])
+        if not abs(found[place + 1]) <= _MOST:
+            step = _amount_or_none(found[place + 1])
+            found[place + 1] = math.nan if step is None else step
+    return Numbers(found)
+
+
 LIMITS: dict[str, Callable[..., Limit]] = {
     "line": _text(sanitize.line),
     "lines": _text(sanitize.lines),
     "log": _text(sanitize.log),
     "amount": _amount,
     "amount_or_none": lambda: _amount_or_none,
+    "points": lambda: _points,
     "size": lambda: _size,
 }
 

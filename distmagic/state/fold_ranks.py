@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from distmagic.failures import failure_kind
@@ -81,7 +81,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
     if worker.bars and bars[0].id > worker.bars[0].id:
         bars_before += 1
     advanced_at_s = worker.advanced_at_s
-    if what.rows or step != worker.step or have_moved(worker.bars, bars):
+    if what.points or step != worker.step or have_moved(worker.bars, bars):
         builder.note_advance()
         advanced_at_s = builder.at_s
     # Written out: `replace` takes three times as long, and this is the most frequent event.
@@ -99,8 +99,10 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         total=worker.total if what.total is None else what.total,
         bars=bars,
         bars_before=bars_before,
-        metrics=_add_rows(builder, worker, what.rows) if what.rows else worker.metrics,
-        has_printed=what.is_printed if what.rows else worker.has_printed,
+        metrics=_add_points(builder, worker, what.points)
+        if what.points
+        else worker.metrics,
+        has_printed=what.is_printed if what.points else worker.has_printed,
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),
@@ -142,9 +144,9 @@ def _rate(
     rate = None if old.step is None else old.rate
     if before is None:
         before, before_s = step, what.at_s
-        for row in what.rows:
-            if row.step is not None:
-                before, before_s = row.step, row.at_s
+        for one in what.points.values():
+            if one and not math.isnan(one[1]):
+                before_s, before = one[:2]
                 break
     if step <= before or what.at_s <= before_s:
         return rate
@@ -154,29 +156,20 @@ def _rate(
     return 0.8 * rate + 0.2 * now
 
 
-def _add_rows(
-    builder: RunStateBuilder, worker: WorkerState, rows: tuple[protocol.MetricRow, ...]
+def _add_points(
+    builder: RunStateBuilder, worker: WorkerState, points: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """Add rows to the rank's series; return its latest value of each metric."""
+    """Add points to the rank's series; return its latest value of each metric."""
     table = dict(builder.series.get(worker.rank, {}))
     world_size = max(1, builder.world_size)
     most = max(_FEWEST_METRICS, min(KEPT_METRICS, _METRICS_OF_ALL // world_size))
     limit = max(_FEWEST_POINTS, min(KEPT_POINTS, _POINTS_OF_ALL // world_size))
-    # Grouped by metric, so that each series is extended once. A point is three numbers, as `Series.extended` takes
-    # them.
-    new: dict[str, list[float]] = {}
-    for row in rows:
-        step = math.nan if row.step is None else row.step
-        for name, value in row.metrics.items():
-            if name not in new:
-                if name not in table and len(table.keys() | new.keys()) >= most:
-                    continue
-                new[name] = []
-            new[name] += (row.at_s, step, value)
     latest = dict(worker.metrics)
-    for name, numbers in new.items():
-        series = table.get(name) or Series()
-        table[name] = series.extended(numbers, limit=limit)
+    for name, numbers in points.items():
+        series = table.get(name)
+        if not numbers or (series is None and len(table) >= most):
+            continue
+        table[name] = (series or Series()).extended(numbers, limit=limit)
         latest[name] = numbers[-1]
     builder.series[worker.rank] = table
     return latest

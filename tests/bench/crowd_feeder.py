@@ -71,7 +71,7 @@ def reports(node: int, beats: range) -> Iterator[protocol.Progress]:
             at_s=last / HZ,
             step=float(last),
             total=36000.0,
-            rows=rows,
+            points=protocol.points_of(rows),
         )
 
 

@@ -67,7 +67,7 @@ ANYTHING = st.one_of(
         restart=SMALL,
         at_s=FLOATS,
         step=st.none() | FLOATS,
-        rows=some(ROW),
+        points=some(ROW).map(p.points_of),
         bars=some(BAR),
     ),
     st.builds(

@@ -16,7 +16,7 @@ def reported(
         p.MetricRow(at_s=at_s + number, step=step, metrics={"loss": number + rank})
         for number, step in enumerate(steps)
     ]
-    return progress(rank, node=rank // 2, rows=tuple(rows), **more)
+    return progress(rank, node=rank // 2, points=p.points_of(rows), **more)
 
 
 def scalars(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -15,8 +16,9 @@ from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.records import logs, places
 from distmagic.remote.system import exit_codes, memory, processes
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.codec import Numbers
 
-_ROWS_AN_EVENT = 20
+_POINTS_AN_EVENT = 20  # of one metric
 _LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes so much at once or nothing
 
 
@@ -83,15 +85,15 @@ class RankProcess:
             _, message = protocol.decode(packet)
         except protocol.BadLine:
             return True  # the user's code wrote to distmagic's socket; more packets may follow
-        self._take(message, packet)
+        self._take(message)
         return True
 
-    def _take(self, message: protocol.Message, packet: bytes) -> None:
+    def _take(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Progress):
-            if message.rows:
+            if message.points:
                 for stream in self.streams:
                     stream.numbers = None  # it reports some, which take precedence
-            self._merge(message, packet)
+            self._merge(message)
         elif isinstance(message, protocol.Picture):
             self.pictures = [*self.pictures[-3:], message]
         elif isinstance(message, protocol.Paused | protocol.Resumed):
@@ -117,10 +119,10 @@ class RankProcess:
                     rank=hello.rank,
                     restart=hello.restart,
                     at_s=at_s,
-                    rows=tuple(rows),
+                    points=protocol.points_of(rows),
                     is_printed=True,
                 )
-                self._merge(message, protocol.encode(message))
+                self._merge(message)
 
     def type(self, line: protocol.RankInput) -> None:
         """Pass on a line of input, if the rank waits for it."""
@@ -157,9 +159,9 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self.conn.shutdown(socket.SHUT_WR)
 
-    def _merge(self, message: protocol.Progress, packet: bytes) -> None:
-        if message.rows:
-            self._reports.append(packet, whole=True)
+    def _merge(self, message: protocol.Progress) -> None:
+        if message.points:
+            self._reports.append(kept_line(message), whole=True)
         before = self._progress
         self._progress = message if before is None else joined(before, message)
 
@@ -174,7 +176,10 @@ class RankProcess:
         found, self._progress = self._progress, None
         if found is None:
             return None
-        return replace(found, rows=thin(found.rows, _ROWS_AN_EVENT))
+        points = {
+            name: thin(one, _POINTS_AN_EVENT) for name, one in found.points.items()
+        }
+        return replace(found, points=points)
 
     def find_end(self, watch: memory.Watch) -> protocol.Ended | None:
         """Return how the rank ended; None while it runs, or if only torchrun can know."""
@@ -259,26 +264,39 @@ def explained(end: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
 def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Progress:
     """Return two messages about a rank's progress merged into one; the later one takes precedence."""
     bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
+    points = dict(before.points)
+    for name, more in message.points.items():
+        points[name] = Numbers((*points.get(name, ()), *more))
     return replace(
         message,
         step=before.step if message.step is None else message.step,
         total=before.total if message.total is None else message.total,
-        rows=before.rows + message.rows,
+        points=points,
         bars=tuple(bars.values()),
         device=message.device or before.device,
-        is_printed=(message if message.rows else before).is_printed,
+        is_printed=(message if message.points else before).is_printed,
     )
 
 
-def thin(
-    rows: tuple[protocol.MetricRow, ...], limit: int
-) -> tuple[protocol.MetricRow, ...]:
-    """Return at most `limit` rows, evenly spaced, including the last one."""
-    if len(rows) <= limit:
-        return rows
-    return tuple(
-        rows[number * len(rows) // limit - 1] for number in range(1, limit + 1)
-    )
+def thin(points: Numbers, limit: int) -> Numbers:
+    """Return at most `limit` points of a metric, evenly spaced, including the last one."""
+    count = len(points) // 3
+    if count <= limit:
+        return points
+    found: list[float] = []
+    for number in range(1, limit + 1):
+        end = 3 * (number * count // limit)
+        found += points[end - 3 : end]
+    return Numbers(found)
+
+
+def kept_line(message: protocol.Progress) -> bytes:
+    """Return the points of a report as the host keeps them, readable for people and programs."""
+    points = {}
+    for name, one in message.points.items():
+        points[name] = list(zip(one[0::3], one[1::3], one[2::3], strict=True))
+    line = {"restart": message.restart, "seconds_step_value": points}
+    return json.dumps(line).encode() + b"\n"
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:

@@ -26,6 +26,7 @@ from typing import IO
 from distmagic.remote.agent import rank_process
 from distmagic.remote.records import places
 from distmagic.remote.wire import log_lines, protocol
+from distmagic.remote.wire.codec import Numbers
 from distmagic.remote.wire.lines import Lines
 
 START = "start"  # file name in the folder
@@ -34,7 +35,7 @@ _EVERY_S = 1.0
 # A platform only keeps the last lines of a log: the latest of these messages of each rank or host is repeated now and
 # then.
 _SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
-_ROWS = 50  # metrics of one rank in one line
+_ROWS = 50  # points of one metric of one rank in one line
 _TEXT_CHARS = 32_000
 _NOTICE_CHARS = 1000
 _LINGER_S = 3.0  # a platform ends the other tasks after the first one has ended: they may still have lines to write
@@ -112,7 +113,8 @@ def merged(
         if before.restart != message.restart:
             return None
         both = rank_process.joined(before, message)
-        return replace(both, rows=both.rows[-_ROWS:])
+        points = {name: Numbers(one[-3 * _ROWS :]) for name, one in both.points.items()}
+        return replace(both, points=points)
     if isinstance(before, protocol.Output) and isinstance(message, protocol.Output):
         is_next = (
             before.stream == message.stream

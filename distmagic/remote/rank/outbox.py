@@ -1,4 +1,4 @@
-"""The queue of a rank's reports to the agent: waiting rows and bars, and packets of them.
+"""The queue of a rank's reports to the agent: waiting points of metrics and bars, and packets of them.
 
 Only `flush` waits for the agent. Data that can't be sent stays in lists of limited size until a later call. Every call
 adds its data to `inbox`, and sends the inbox unless another thread is doing so.
@@ -9,31 +9,31 @@ from __future__ import annotations
 import enum
 import itertools
 import json
+import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from distmagic.remote.wire.codec import encode
+from distmagic.remote.wire.codec import encode, packed
 from distmagic.remote.wire.events import Picture
 from distmagic.remote.wire.parts import Bar
 
-KEPT_ROWS = (
-    500  # rows kept while the agent takes none; above that, every second row is dropped
-)
+KEPT_POINTS = 500  # of a metric, kept while the agent takes none; above that, every second point is dropped
+_KEPT_NAMES = 2000  # of metrics, kept meanwhile
 KEPT_BARS = (
     100  # bars kept meanwhile; above that, closed bars that were never sent are dropped
 )
-# size of several rows; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+# size of several metrics; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
 _PACKET_BYTES = 48_000
 _MOST_BYTES = 200_000  # maximum size of a packet; the socket would refuse a larger one
 _MOST_METRICS = 1000  # limit for each row
 # Sending a packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
 _REFILL = 10.0  # packets a second
-TOGETHER = 64  # calls whose data waits in the inbox: encoding them together is cheaper
+TOGETHER = 256  # calls whose data waits in the inbox: taking them together is cheaper
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -82,7 +82,8 @@ class Outbox:
         self._began = clock()
         self._rank, self._restart = rank, restart
         self._busy = threading.Lock()
-        self._rows: list[dict[str, object]] = []
+        # Of each metric: seconds, step (NaN for none) and value, one after the other.
+        self._points: dict[str, list[float]] = {}
         self._bars: dict[int, Bar] = {}
         self._shown: set[int] = set()  # open bars that were sent at least once
         self._counts: dict[int, float] = {}  # the count of each open bar
@@ -103,7 +104,7 @@ class Outbox:
     def pump(self) -> None:
         """Send the inbox, unless another thread is doing so, or this thread in a call that was interrupted.
 
-        Data that can't be sent yet stays in the inbox: encoding many rows together is faster.
+        Data that can't be sent yet stays in the inbox: taking many rows together is cheaper.
         """
         while self.inbox and self._busy.acquire(blocking=False):
             try:
@@ -155,7 +156,7 @@ class Outbox:
         self._tokens -= 1
         return True
 
-    # ---- from the inbox to rows and bars
+    # ---- from the inbox to points and bars
 
     def _empty_inbox(self) -> None:
         while self.inbox:
@@ -164,27 +165,33 @@ class Outbox:
                 self._add_bar(new)
             else:
                 self._add_row(new)
+        for points in self._points.values():
+            while len(points) > 3 * KEPT_POINTS:
+                points[:] = _halved(points)
 
     def _add_row(self, row: ReportedRow) -> None:
-        step = row.step
-        if row.tells_progress:
-            self._step = self._step if step is None else step
-            self._total = self._total if row.total is None else row.total
+        at_s, step, values, total, tells_progress = row
+        if tells_progress:
             self._has_news = True
-            if step is None and self._counts:
+            if total is not None:
+                self._total = total
+            if step is not None:
+                self._step = step
+            elif self._counts:
                 step = self._counts[max(self._counts)]  # count of the innermost bar
-        if not row.values:
-            return
-        if len(row.values) > _MOST_METRICS:
+        if len(values) > _MOST_METRICS:
             self._complain(
-                f"{len(row.values)} metrics in one call are more than {_MOST_METRICS}"
+                f"{len(values)} metrics in one call are more than {_MOST_METRICS}"
             )
             return
-        self._rows.append(
-            {"at_s": round(row.at_s, 6), "step": step, "metrics": row.values}
-        )
-        if len(self._rows) > KEPT_ROWS:
-            del self._rows[-2::-2]  # every second one, but not the last
+        if step is None:
+            step = math.nan
+        for name, value in values.items():
+            points = self._points.get(name)
+            if points is not None:
+                points += (at_s, step, value)
+            elif len(self._points) < _KEPT_NAMES:
+                self._points[name] = [at_s, step, value]
 
     def _add_bar(self, bar: Bar) -> None:
         self._bars[bar.id] = bar
@@ -204,24 +211,22 @@ class Outbox:
 
     def _send_all(self) -> bool:
         """Send packets until nothing is left (True) or the agent takes no more (False)."""
-        while self._rows or self._bars or self._has_news:
-            count = len(self._rows)
+        while self._points or self._bars or self._has_news:
+            points = self._packed_points()
             bars = list(itertools.islice(self._bars.values(), 20))
             device = "" if self._device else _device()
-            packet = self._packet(count, bars, device)
-            while len(packet) > _PACKET_BYTES and count > 1:
-                count //= 2
-                packet = self._packet(count, bars, device)
-            if len(packet) > _MOST_BYTES and count:
+            packet = self._packet(points, bars, device)
+            if len(packet) > _MOST_BYTES and points:
                 self._complain(
                     f"metrics of {len(packet):,} bytes in one call are more than {_MOST_BYTES:,}"
                 )
-                del self._rows[0]
+                del self._points[next(iter(points))]
                 continue
             if not self._send(packet):
                 return False
             self._device = self._device or device
-            del self._rows[:count]
+            for name in points:
+                del self._points[name]
             self._has_news = False
             for bar in bars:
                 del self._bars[bar.id]
@@ -231,8 +236,19 @@ class Outbox:
                     self._shown.add(bar.id)
         return True
 
-    def _packet(self, count: int, bars: list[Bar], device: str) -> bytes:
-        """Return a packet with the first `count` rows."""
+    def _packed_points(self) -> dict[str, str]:
+        """Return the points of the first metric, and of as many more as a packet has room for."""
+        found: dict[str, str] = {}
+        size_bytes = 0
+        for name, points in self._points.items():
+            text = packed(points)
+            size_bytes += len(_json(name)) + len(text)
+            if found and size_bytes > _PACKET_BYTES:
+                break
+            found[name] = text
+        return found
+
+    def _packet(self, points: dict[str, str], bars: list[Bar], device: str) -> bytes:
         fields = {
             "t": "progress",
             "n": 0,
@@ -241,11 +257,17 @@ class Outbox:
             "at_s": round(self.seconds(), 6),
             "step": self._step,
             "total": self._total,
-            "rows": self._rows[:count],
+            "points": points,
             "bars": [_bounded(bar) for bar in bars],
             "device": device,
         }
         return f"{_json(fields)}\n".encode()
+
+
+def _halved(points: list[float]) -> Iterator[float]:
+    """Yield every second point, the last one among them."""
+    whole = list(zip(points[0::3], points[1::3], points[2::3], strict=True))
+    return itertools.chain.from_iterable(whole[(len(whole) - 1) % 2 :: 2])
 
 
 def _bounded(bar: Bar) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -233,10 +234,12 @@ def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:
             continue
         with contextlib.suppress(ValueError):  # it is being written now
             _, progress = protocol.decode(line)
-            for row in reversed(getattr(progress, "rows", ())):
-                if row.metrics:
-                    few = dict(list(row.metrics.items())[:_MOST_METRICS])
-                    return protocol.MetricRow(at_s=row.at_s, step=row.step, metrics=few)
+            points = getattr(progress, "points", {})
+            few = {name: one[-1] for name, one in list(points.items())[:_MOST_METRICS]}
+            if few:
+                at_s, last, _ = next(iter(points.values()))[-3:]
+                step = None if math.isnan(last) else last
+                return protocol.MetricRow(at_s=at_s, step=step, metrics=few)
     return None
 
 

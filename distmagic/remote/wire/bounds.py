@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from distmagic.remote.wire.codec import Numbers
+
 MOST_NODES = 4096
 MOST_RANKS = 16_384
 MOST_JOBS = 10_000  # per host
@@ -23,5 +25,7 @@ Date = Annotated[float, "amount", 0.0, 1e11]  # seconds since 1970
 # Neither near zero nor endless: it must be renewed all the time.
 LeaseSeconds = Annotated[float, "amount", 1.0, 86_400.0]
 AmountOrNone = Annotated[float | None, "amount_or_none"]
+# Points of a metric: seconds, step (NaN for none) and value, one after the other.
+Points = Annotated[Numbers, "points"]
 # Of bytes or events that follow: an invalid one is refused.
 Size = Annotated[int, "size"]

@@ -7,12 +7,14 @@ from hosts (distmagic/connection/limits.py).
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 
 MAX_LINE_BYTES = 1 << 20
 _LARGEST = 1 << 63
@@ -29,6 +31,17 @@ _NAMES: dict[type, str] = {}
 _REQUESTS: set[type] = set()
 
 _M = typing.TypeVar("_M")
+
+
+class Numbers(tuple[float, ...]):
+    """Many numbers, which travel as doubles in base64: to write and to read them as text takes ten times as long."""
+
+    __slots__ = ()
+
+
+def packed(numbers: Sequence[float]) -> str:
+    """Return `Numbers` as they travel."""
+    return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode()
 
 
 def message(cls: type[_M]) -> type[_M]:
@@ -62,12 +75,21 @@ def plain(value: typing.Any) -> typing.Any:
         return value
     if is_dataclass(value):
         pairs = ((f, getattr(value, f.name)) for f in fields(value))
-        return {
-            f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default
-        }
+        return {f.name: plain(v) for f, v in pairs if v != _default(f)}
+    if isinstance(value, Numbers):
+        return packed(value)
     if isinstance(value, tuple):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     return value
+
+
+def _default(field: Field[typing.Any]) -> typing.Any:
+    """Return the default of a field, MISSING where it has none."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 # A limit takes a value of its field's type, and returns one within the limit.
@@ -100,6 +122,7 @@ class Decoder:
             int: _whole,
             float: _number,
             bool: _yes_or_no,
+            Numbers: _numbers,
         }
 
     def decode(self, line: bytes) -> tuple[int, Message | None]:
@@ -166,7 +189,7 @@ class Decoder:
         readers = []
         for field in fields(kind):
             reader = self._reader(hints[field.name])
-            readers.append((field.name, reader, field.default is MISSING))
+            readers.append((field.name, reader, _default(field) is MISSING))
 
         def read(value: typing.Any) -> typing.Any:
             if not isinstance(value, dict):
@@ -216,6 +239,14 @@ def _number(value: typing.Any) -> float:
         return float(value)
     except OverflowError:
         raise Wrong("too large a number") from None
+
+
+def _numbers(value: typing.Any) -> Numbers:
+    try:
+        data = base64.b64decode(_text(value), validate=True)
+        return Numbers(struct.unpack(f"<{len(data) // 8}d", data))
+    except (ValueError, struct.error):
+        raise Wrong("no numbers") from None
 
 
 def _list_reader(item: _Reader) -> _Reader:

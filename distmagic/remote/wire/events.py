@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
@@ -10,6 +10,7 @@ from distmagic.remote.wire.bounds import (
     AmountOrNone,
     Name,
     Paragraph,
+    Points,
     Size,
     Word,
 )
@@ -20,7 +21,6 @@ from distmagic.remote.wire.parts import (
     Failure,
     Gpu,
     GroupRecord,
-    MetricRow,
     Thread,
 )
 
@@ -70,8 +70,8 @@ class Worker:
 class Progress:
     """Progress of a rank since its last such event, merged: at most about 10 events per second and rank.
 
-    `step`, `total`: the latest of `report`, None if there was none. `rows`: metrics in order, thinned if a rank reports
-    very often. `bars`: those that changed. `is_printed`: the metrics were read from printed lines.
+    `step`, `total`: the latest of `report`, None if there was none. `points`: those of each metric in order, thinned if a
+    rank reports very often. `bars`: those that changed. `is_printed`: the metrics were read from printed lines.
     """
 
     rank: int
@@ -79,7 +79,7 @@ class Progress:
     at_s: Amount
     step: AmountOrNone = None
     total: AmountOrNone = None
-    rows: tuple[MetricRow, ...] = ()
+    points: dict[Word, Points] = field(default_factory=dict)
     bars: tuple[Bar, ...] = ()
     device: Word = ""
     is_printed: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from distmagic.remote.wire.bounds import (
     Paragraph,
     Word,
 )
+from distmagic.remote.wire.codec import Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,16 @@ class MetricRow:
     at_s: Amount
     step: AmountOrNone = None
     metrics: dict[Word, float]
+
+
+def points_of(rows: Iterable[MetricRow]) -> dict[str, Numbers]:
+    """Return the same as the points of each metric: seconds, step (NaN where none is told) and value, one after the other."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        step = math.nan if row.step is None else row.step
+        for name, value in row.metrics.items():
+            found.setdefault(name, []).extend((row.at_s, step, value))
+    return {name: Numbers(points) for name, points in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

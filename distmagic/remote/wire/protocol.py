@@ -24,7 +24,7 @@ from distmagic.remote.wire.events import *  # noqa: F403
 from distmagic.remote.wire.parts import *  # noqa: F403
 from distmagic.remote.wire.requests import *  # noqa: F403
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 def another_version(job: str, number: int) -> str:

@@ -100,7 +100,7 @@ def test_an_honest_message_comes_in_as_it_was_sent(line):
 def test_the_worst_that_our_own_half_sends_is_not_cut():
     failure = p.Failure(type="E", message="m" * 30_000, traceback="t\n" * 60_000)
     frames = (p.Frame(file="f" * 200, line=1, function="g" * 200, text="t" * 200),) * 60
-    row = p.MetricRow(at_s=1.0, metrics={"loss": math.inf})
+    row = p.MetricRow(at_s=1.0, step=1.0, metrics={"loss": math.inf})
     bar = p.Bar(id=1, desc="d" * 200, unit="u" * 40, postfix="p" * 500)
     for message in (
         p.Output(
@@ -115,7 +115,13 @@ def test_the_worst_that_our_own_half_sends_is_not_cut():
             local_rank=0,
             threads=(p.Thread(frames=frames),) * 9,
         ),
-        p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,) * 500, bars=(bar,) * 100),
+        p.Progress(
+            rank=0,
+            restart=0,
+            at_s=1.0,
+            points=p.points_of([row] * 500),
+            bars=(bar,) * 100,
+        ),
     ):
         assert DECODER.decode(p.encode(message)) == (0, message)
 
@@ -134,7 +140,13 @@ def test_what_only_a_notebook_says_is_refused(kind):
 CHARS = st.sampled_from([*NASTY, "a", "é", "😀", "\u200b"])
 TEXT = st.text(CHARS, max_size=30) | CHARS.map(lambda char: char * 5000)
 WHOLE = st.integers(-(2**63), 2**63) | st.sampled_from([-1, 0, 1, 2**63, -(2**63)])
-VALUES = {str: TEXT, int: WHOLE, float: st.floats() | WHOLE, bool: st.booleans()}
+VALUES = {
+    str: TEXT,
+    int: WHOLE,
+    float: st.floats() | WHOLE,
+    bool: st.booleans(),
+    codec.Numbers: st.lists(st.floats(), min_size=6, max_size=6).map(codec.packed),
+}
 
 
 def plain(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
@@ -172,6 +184,9 @@ def check(value: object, owner: type, name: str) -> None:
     elif is_dataclass(value):
         for field in fields(value):
             check(getattr(value, field.name), type(value), field.name)
+    elif isinstance(value, codec.Numbers):
+        assert all(-1e18 <= at_s <= 1e18 for at_s in value[0::3])
+        assert not any(abs(step) > 1e18 for step in value[1::3])  # NaN for none
     elif isinstance(value, dict | tuple):
         for one in value:
             check(one, owner, name)
@@ -261,15 +276,33 @@ def test_a_number_that_no_arithmetic_takes_is_refused():
 
 
 def test_a_metric_may_be_infinite_or_no_number():
-    row = {"at_s": 1, "metrics": {"a": math.inf, "b": math.nan, "\x1b[2J": -math.inf}}
-    metrics = (
-        comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "rows": [row]})
-        .rows[0]
-        .metrics
+    values = {"a": math.inf, "b": math.nan, "\x1b[2J": -math.inf}
+    raw = {name: codec.packed([1, 2, value]) for name, value in values.items()}
+    points = comes_in(
+        p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "points": raw}
+    ).points
+    assert list(points) == ["a", "b", ""]
+    assert math.isnan(points["b"][2])
+    assert (points["a"], points[""]) == ((1, 2, math.inf), (1, 2, -math.inf))
+
+
+def test_seconds_and_steps_of_points_come_into_their_range():
+    raw = codec.packed(
+        [math.nan, math.inf, 1.0, 1e300, -1e300, 2.0, 1.0, math.nan, 3.0]
     )
-    assert list(metrics) == ["a", "b", ""]
-    assert math.isnan(metrics["b"])
-    assert (metrics["a"], metrics[""]) == (math.inf, -math.inf)
+    told = {"rank": 0, "restart": 0, "at_s": 1, "points": {"loss": raw}}
+    loss = comes_in(p.Progress, told).points["loss"]
+    assert [repr(number) for number in loss] == [
+        "0.0", "nan", "1.0", "1e+18", "-1e+18", "2.0", "1.0", "nan", "3.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "points", ["AAAA", "no base64", 1, None, [1.0], codec.packed([1.0, 2.0])]
+)
+def test_points_that_are_none_are_refused(points):
+    told = {"rank": 0, "restart": 0, "at_s": 1, "points": {"loss": points}}
+    assert comes_in(p.Progress, told) is None
 
 
 @pytest.mark.parametrize(
@@ -287,9 +320,9 @@ def test_a_size_is_refused_rather_than_changed(message, field):
 
 
 def test_texts_are_cut():
-    row = {"at_s": 1, "metrics": {"n" * 300: 1}}
-    message = comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "device": "d" * 999, "rows": [row]})  # fmt: skip
-    assert (len(message.device), *map(len, message.rows[0].metrics)) == (200, 200)
+    points = {"n" * 300: codec.packed([1, 1, 1])}
+    message = comes_in(p.Progress, {"rank": 0, "restart": 0, "at_s": 1, "device": "d" * 999, "points": points})  # fmt: skip
+    assert (len(message.device), *map(len, message.points)) == (200, 200)
     failure = {"type": "T" * 9999, "message": "m" * 99_999, "traceback": "t" * 300_000}
     kept = comes_in(
         p.Ended, {"rank": 0, "restart": 0, "outcome": "raised", "failure": failure}

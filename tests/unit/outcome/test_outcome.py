@@ -391,7 +391,7 @@ def test_a_metric_with_the_name_of_a_column_keeps_its_own():
     )
     events = [
         p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=1),
-        p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,)),
+        p.Progress(rank=0, restart=0, at_s=1.0, points=p.points_of([row])),
     ]
     state = fold(
         begin("j", ["gpu-a"]),
@@ -415,7 +415,9 @@ def test_rows_after_a_restart_come_after_those_before_it():
             for rank in (0, 1):
                 row = p.MetricRow(at_s=at_s, step=step, metrics={"loss": 0.5})
                 events.append(
-                    p.Progress(rank=rank, restart=restart, at_s=at_s, rows=(row,))
+                    p.Progress(
+                        rank=rank, restart=restart, at_s=at_s, points=p.points_of([row])
+                    )
                 )
     state = fold(
         begin("j", ["gpu-a"]),

@@ -45,7 +45,11 @@ def test_a_day_is_less_than_a_megabyte(monkeypatch):
             [
                 at(
                     p.Progress(
-                        rank=rank, restart=0, at_s=at_s, step=float(number), rows=(row,)
+                        rank=rank,
+                        restart=0,
+                        at_s=at_s,
+                        step=float(number),
+                        points=p.points_of([row]),
                     ),
                     node,
                     at_s,

@@ -59,7 +59,7 @@ def stream(node: int, dice: random.Random, *, fails: bool) -> list[p.Message]:
                     at_s=float(step),
                     step=float(step),
                     total=5.0,
-                    rows=(row,),
+                    points=p.points_of([row]),
                     bars=(bar,),
                 )
             )

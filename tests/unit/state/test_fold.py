@@ -160,7 +160,8 @@ def test_events_of_nodes_that_are_not_there_are_left_out():
 
 def test_a_state_that_somebody_holds_does_not_change():
     first = begun(
-        progress(0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), output("a")
+        progress(0, points=p.points_of([p.MetricRow(at_s=1.0, metrics={"loss": 1.0})])),
+        output("a"),
     )
     kept = (
         dict(first.workers),
@@ -173,7 +174,9 @@ def test_a_state_that_somebody_holds_does_not_change():
         progress(
             0,
             at_s=2.0,
-            rows=(p.MetricRow(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0}),),
+            points=p.points_of(
+                [p.MetricRow(at_s=2.0, metrics={"loss": 2.0, "acc": 1.0})]
+            ),
         ),
         output("b\n"),
         raised(1),
@@ -194,7 +197,7 @@ def test_a_state_that_somebody_holds_does_not_change():
 
 def test_one_event_at_a_time_or_all_at_once():
     events = [
-        *(progress(r, r // 2, at_s=k / 2, step=float(k), rows=(p.MetricRow(at_s=k / 2, metrics={"x": k}),)) for k in range(9) for r in range(4)),
+        *(progress(r, r // 2, at_s=k / 2, step=float(k), points=p.points_of([p.MetricRow(at_s=k / 2, metrics={"x": k})])) for k in range(9) for r in range(4)),
         output("one\ntw"), output("o\n"), raised(1), at(StopRequested(reason="failed")), killed(0, number=15),
     ]  # fmt: skip
     whole, single = begun(*events), begun()
@@ -234,7 +237,9 @@ def test_the_rate_counts_from_the_first_step_that_was_told():
         p.MetricRow(at_s=9.0 + i / 2, step=900.0 + i, metrics={"loss": 1.0})
         for i in range(3)
     )
-    state = begun(progress(0, at_s=10.0, step=902.0, total=1000.0, rows=rows))
+    state = begun(
+        progress(0, at_s=10.0, step=902.0, total=1000.0, points=p.points_of(rows))
+    )
     assert (state.workers[0].rate, state.workers[0].eta_s) == (2.0, 49.0)
 
 
@@ -323,7 +328,7 @@ def test_metrics_and_series():
         p.MetricRow(at_s=0.5, step=1.0, metrics={"loss": 2.0}),
         p.MetricRow(at_s=1.0, metrics={"loss": 1.0, "lr": 0.1}),
     )
-    state = begun(progress(2, 1, rows=rows))
+    state = begun(progress(2, 1, points=p.points_of(rows)))
     assert dict(state.workers[2].metrics) == {"loss": 1.0, "lr": 0.1}
     assert [(x.at_s, x.step, x.value) for x in state.series[2]["loss"]] == [
         (0.5, 1.0, 2.0),
@@ -676,14 +681,14 @@ def test_metrics_are_bounded():
         p.MetricRow(at_s=float(i), metrics={"loss": float(i)})
         for i in range(3 * KEPT_POINTS)
     )
-    loss = begun(progress(0, rows=rows)).series[0]["loss"]
+    loss = begun(progress(0, points=p.points_of(rows))).series[0]["loss"]
     assert len(loss) <= KEPT_POINTS
     assert loss[-1].value == 3 * KEPT_POINTS - 1
     many = p.MetricRow(at_s=1.0, metrics={f"m{i}": 1.0 for i in range(1000)})
-    state = begun(progress(0, rows=(many,)))
+    state = begun(progress(0, points=p.points_of([many])))
     assert len(state.series[0]) == len(state.workers[0].metrics) == KEPT_METRICS
     world = 4096  # with very many ranks each keeps less
-    large = [worker(0, 0, world=world), progress(0, rows=(*rows, many))]
+    large = [worker(0, 0, world=world), progress(0, points=p.points_of([*rows, many]))]
     state = fold(begin("j", HOSTS), large)
     assert len(state.series[0]) == 24
     assert 50 / 4 < len(state.series[0]["loss"]) <= 50

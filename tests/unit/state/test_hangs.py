@@ -311,7 +311,7 @@ frame #44: _start + 0x21 (0x55c3ed675081 in /usr/bin/python3)
     (progress(0, at_s=1.0, step=2.0), True),
     (progress(0, at_s=1.0, step=1.0), False),  # where it is already
     (progress(0, at_s=1.0, device="cuda:0"), False),
-    (progress(0, at_s=1.0, rows=(p.MetricRow(at_s=1.0, metrics={"loss": 1.0}),)), True),
+    (progress(0, at_s=1.0, points=p.points_of([p.MetricRow(at_s=1.0, metrics={"loss": 1.0})])), True),
     (progress(0, at_s=1.0, bars=(BAR,)), True),
     (progress(2, 1, at_s=1.0, restart=1, step=5.0), False),  # of a rank that is no more
     (ended(1), True),

@@ -98,7 +98,7 @@ def nasty_state() -> RunState:
     )
     return begun(
         at(p.Hello(protocol=p.PROTOCOL, job=NASTY, node_rank=0, hostname=NASTY, pid=1)),
-        progress(0, device=NASTY, step=float("nan"), total=float("-inf"), rows=(row, row)),
+        progress(0, device=NASTY, step=float("nan"), total=float("-inf"), points=p.points_of([row, row])),
         progress(1, bars=(bar,), at_s=float("inf")), output(NASTY), output(f"{NASTY}\n", stream="stderr"),
         at(p.Notice(text=NASTY)), at(p.Endpoint(state="unreached", detail=NASTY), 1),
         ended(2, 1, outcome="raised", code=1, failure=failure), ended(3, 1, outcome=NASTY, code=2**62, meaning=NASTY),

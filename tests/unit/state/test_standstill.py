@@ -88,11 +88,11 @@ def test_nothing_is_said_of_ranks_that_can_not_stand_still():
 def test_what_a_rank_only_prints_may_come_as_seldom_as_it_likes():
     """It prints its loss once an epoch. Any line is a sign of life, and nothing is said of one that is late."""
     row = p.MetricRow(at_s=1.0, step=1.0, metrics={"loss": 0.5})
-    state = begun(progress(0, at_s=1.0, rows=(row,), is_printed=True))
+    state = begun(progress(0, at_s=1.0, points=p.points_of([row]), is_printed=True))
     assert state.workers[0].metrics == {"loss": 0.5}
     assert still_ranks(later(state, 600.0)) == {}
     assert later(state, 600.0, output("evaluating\n")).advanced_at_s == 600.0
-    reported = begun(progress(0, at_s=1.0, rows=(row,)))
+    reported = begun(progress(0, at_s=1.0, points=p.points_of([row])))
     assert set(still_ranks(later(reported, 600.0))) == {0}
 
 

@@ -70,7 +70,13 @@ def play(
             row = p.MetricRow(at_s=1.0, step=number, metrics={"loss": 0.25})
             rank.send(
                 p.encode(
-                    p.Progress(rank=0, restart=0, at_s=1.0, step=number, rows=(row,))
+                    p.Progress(
+                        rank=0,
+                        restart=0,
+                        at_s=1.0,
+                        step=number,
+                        points=p.points_of([row]),
+                    )
                 )
             )
             node.step(_DUTY_S / 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -90,10 +91,13 @@ def test_printed_numbers_are_progress_of_the_rank_and_are_kept_with_its_reports(
     rank.prints("step 1 loss 3.0\nstep 2 loss 2.0\n", stderr=True)
     sent = rank.progress()
     assert (sent.rank, sent.restart, sent.at_s, sent.is_printed) == (3, 2, 2.0, True)
-    assert steps(sent.rows) == [(1.0, {"loss": 3.0}), (2.0, {"loss": 2.0})]
+    assert sent.points == {"loss": (2.0, 1.0, 3.0, 2.0, 2.0, 2.0)}
     assert sent.step is None
     kept = (tmp_path / "rank3.reports.jsonl").read_bytes()
-    assert p.decode(kept)[1].rows == sent.rows
+    assert json.loads(kept) == {
+        "restart": 2,
+        "seconds_step_value": {"loss": [[2.0, 1.0, 3.0], [2.0, 2.0, 2.0]]},
+    }
     rank.prints("evaluating\n", stderr=True)
     assert rank.progress() is None
 
@@ -101,10 +105,10 @@ def test_printed_numbers_are_progress_of_the_rank_and_are_kept_with_its_reports(
 def test_nothing_printed_counts_once_the_rank_has_reported_numbers(rank):
     """A report that is still in the socket was made before the second line was printed."""
     row = p.MetricRow(at_s=0.5, step=1.0, metrics={"loss": 3.0})
-    rank.reports(rows=(row,))
+    rank.reports(points=p.points_of([row]))
     rank.prints("step 1 loss 3.0\nstep 2 loss 2.0\n")
     sent = rank.progress()
-    assert (sent.rows, sent.is_printed) == ((row,), False)
+    assert (sent.points, sent.is_printed) == (p.points_of([row]), False)
     rank.prints("step 3 loss 3.0\nstep 4 loss 2.0\n")
     assert rank.progress() is None
 
@@ -113,6 +117,6 @@ def test_a_bar_without_numbers_leaves_those_that_are_printed(rank):
     rank.reports(bars=(p.Bar(id=1, desc="train", n=1.0),))
     rank.prints("step 1 loss 3.0\nstep 2 loss 2.0\n")
     sent = rank.progress()
-    assert len(sent.rows) == 2
+    assert len(sent.points["loss"]) == 2 * 3
     assert sent.is_printed
     assert [bar.desc for bar in sent.bars] == ["train"]

@@ -12,7 +12,7 @@ import pytest
 from distmagic.remote.contact import task
 from distmagic.remote.contact.task import MessageLog, merged
 from distmagic.remote.wire import log_lines, protocol
-from distmagic.remote.wire.protocol import Bar, MetricRow, Output, Progress
+from distmagic.remote.wire.protocol import Bar, MetricRow, Output, Progress, points_of
 
 START = protocol.StartNode(
     job="1", node_rank=0, torchrun=(), env={}, defaults={}, cwd="", call="", code="",
@@ -24,7 +24,9 @@ def progress(step, *, rank=0, bars=(), rows=1):
     made = tuple(
         MetricRow(at_s=step, step=step, metrics={"loss": 1.0}) for _ in range(rows)
     )
-    return Progress(rank=rank, restart=0, at_s=step, step=step, rows=made, bars=bars)
+    return Progress(
+        rank=rank, restart=0, at_s=step, step=step, points=points_of(made), bars=bars
+    )
 
 
 def messages(text):
@@ -46,7 +48,9 @@ def test_progress_of_a_second_is_one_line_of_each_rank():
     assert out.getvalue() == ""
     log.flush()
     found = messages(out.getvalue())
-    assert [(n, one.rank, one.step, len(one.rows)) for n, one in found] == [
+    assert [
+        (n, one.rank, one.step, len(one.points["loss"]) // 3) for n, one in found
+    ] == [
         (1, 0, 3, 3),
         (2, 1, 3, 3),
     ]
@@ -109,8 +113,8 @@ def test_of_a_bar_the_latest_state_counts_and_of_rows_the_last_ones():
     other = Bar(id=2, n=5)
     joined = merged(progress(1, bars=(old, other), rows=60), progress(2, bars=(new,)))
     assert joined.bars == (new, other)
-    assert len(joined.rows) == 50
-    assert joined.rows[-1].step == 2
+    assert len(joined.points["loss"]) == 50 * 3
+    assert joined.points["loss"][-2] == 2
 
 
 @pytest.mark.parametrize(

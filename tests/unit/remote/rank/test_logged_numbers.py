@@ -19,7 +19,7 @@ from tests import REPOSITORY
 from tests.builders.shell import completed
 
 BEFORE = """
-import json, sys
+import base64, json, math, struct, sys
 from distmagic.remote.rank import bars, logged_numbers, report
 SENT = []
 report.begin(lambda data: SENT.append(json.loads(data)) or True, 0, 0)
@@ -28,8 +28,13 @@ logged_numbers.install()
 """
 AFTER = """
 report.end()
-rows = [row for message in SENT for row in message.get("rows", ())]
-print(json.dumps([[row.get("step"), row["metrics"]] for row in rows]))
+rows = {}
+for message in SENT:
+    for name, text in message["points"].items():
+        numbers = struct.unpack(f"<{len(base64.b64decode(text)) // 8}d", base64.b64decode(text))
+        for at_s, step, value in zip(numbers[0::3], numbers[1::3], numbers[2::3]):
+            rows.setdefault((at_s, None if math.isnan(step) else step), {})[name] = value
+print(json.dumps([[step, metrics] for (_, step), metrics in sorted(rows.items(), key=lambda row: row[0][0])]))
 print(json.dumps([message.get("step") for message in SENT if message.get("step") is not None]))
 """
 STAND_INS = {

@@ -30,8 +30,21 @@ class Agent:
         return [protocol.decode(packet)[1] for packet in self.packets]
 
     @property
-    def rows(self) -> list[protocol.MetricRow]:
-        return [row for message in self.messages for row in message.rows]
+    def points(self) -> dict[str, list[tuple[float, float | None, float]]]:
+        """Seconds, step and value of each metric, of all packets together."""
+        found: dict[str, list[tuple[float, float | None, float]]] = {}
+        for message in self.messages:
+            for name, one in message.points.items():
+                for at_s, step, value in zip(
+                    one[0::3], one[1::3], one[2::3], strict=True
+                ):
+                    told = None if math.isnan(step) else step
+                    found.setdefault(name, []).append((at_s, told, value))
+        return found
+
+    @property
+    def losses(self) -> list[float]:
+        return [value for _, _, value in self.points["loss"]]
 
     @property
     def bars(self) -> list[protocol.Bar]:
@@ -75,18 +88,18 @@ def test_one_call_is_one_packet_that_the_protocol_reads(agent, clock):
     assert agent.messages == [
         protocol.Progress(
             rank=3, restart=1, at_s=1.5, step=3.0, total=10.0,
-            rows=(protocol.MetricRow(at_s=1.5, step=3.0, metrics={"loss": 0.25, "acc": 1.0}),),
+            points={"loss": (1.5, 3.0, 0.25), "acc": (1.5, 3.0, 1.0)},
         )
     ]  # fmt: skip
 
 
-def test_a_step_alone_makes_no_row_and_a_metric_alone_has_no_step(agent):
+def test_a_step_alone_makes_no_point_and_a_metric_alone_has_no_step(agent):
     report.report(step=4)
     report.report(loss=2.0)
     first, second = agent.messages
-    assert (first.step, first.rows) == (4.0, ())
+    assert (first.step, first.points) == (4.0, {})
     assert second.step == 4.0  # the latest, told again
-    assert second.rows[0].step is None
+    assert agent.points == {"loss": [(0.0, None, 2.0)]}
 
 
 def test_names_and_values_that_json_finds_hard(agent):
@@ -98,7 +111,7 @@ def test_names_and_values_that_json_finds_hard(agent):
             "tiny": 5e-324,
         }
     )
-    metrics = agent.rows[0].metrics
+    metrics = {name: points[0][2] for name, points in agent.points.items()}
     assert math.isnan(metrics['a "quoted" näme\n'])
     assert (metrics["up"], metrics["down"], metrics["tiny"]) == (
         math.inf,
@@ -114,7 +127,7 @@ def test_numbers_of_other_libraries(agent):
         c=np.array(2), d=True, e="0.125", f=torch.tensor(True),
     )  # fmt: skip
     assert (agent.messages[0].step, agent.messages[0].total) == (7.0, 9.0)
-    assert agent.rows[0].metrics == {
+    assert {name: points[0][2] for name, points in agent.points.items()} == {
         "a": 0.5,
         "b": 0.5,
         "c": 2.0,
@@ -136,7 +149,7 @@ def test_what_is_no_number_is_left_out_with_one_line(agent, capfd, golden):
     }
     report.report(step="here", **bad, loss=1.0)
     report.report(step=object(), meta=torch.zeros((), device="meta"))
-    assert agent.rows == [protocol.MetricRow(at_s=0.0, metrics={"loss": 1.0})]
+    assert agent.points == {"loss": [(0.0, None, 1.0)]}
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     golden(err)
@@ -152,22 +165,17 @@ def test_what_the_agent_does_not_take_goes_with_the_next_call(agent, clock):
     clock.now += 1
     report.report(step=3, loss=3.0)
     assert len(agent.packets) == 1
-    assert [(row.at_s, row.metrics["loss"]) for row in agent.rows] == [
-        (1, 0),
-        (2, 1),
-        (3, 2),
-        (4, 3),
-    ]
+    assert agent.points["loss"] == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (4, 3, 3)]
 
 
-def test_pending_rows_are_bounded_thinned_evenly_and_keep_the_last(agent, clock):
+def test_pending_points_are_bounded_thinned_evenly_and_keep_the_last(agent, clock):
     agent.is_open = False
     for step in range(5000):
         report.report(step=step, total=5000, loss=float(step))
     agent.is_open = True
     assert report.flush(blocking=False) is True
-    losses = [row.metrics["loss"] for row in agent.rows]
-    assert len(losses) <= outbox.KEPT_ROWS
+    losses = agent.losses
+    assert len(losses) <= outbox.KEPT_POINTS
     assert losses == sorted(losses)
     assert losses[-1] == 4999.0
     assert losses[0] < 100  # the beginning is not forgotten
@@ -180,9 +188,7 @@ def test_a_fast_loop_sends_fewer_packets_and_loses_nothing(agent, clock):
         report.report(step=step, loss=float(step))
     assert 50 <= len(agent.packets) <= 60
     report.flush()
-    assert [row.metrics["loss"] for row in agent.rows] == [
-        float(step) for step in range(400)
-    ]
+    assert agent.losses == [float(step) for step in range(400)]
 
 
 def test_packets_stay_small_enough_for_the_socket(agent, capfd):
@@ -191,24 +197,35 @@ def test_packets_stay_small_enough_for_the_socket(agent, capfd):
         report.report(**{f"layer{i:03}.weight.norm": 0.123456789 for i in range(200)})
     agent.is_open = True
     assert report.flush() is True
-    assert len(agent.rows) == 100
+    assert [len(points) for points in agent.points.values()] == [100] * 200
     assert max(map(len, agent.packets)) < 1 << 16
     report.report(**{f"m{i}": 0.5 for i in range(10_000)})
     assert report.flush() is True
     assert "10000 metrics in one call" in capfd.readouterr().err
 
 
-def test_a_row_that_the_socket_would_refuse_is_told_and_takes_nothing_with_it(
+def test_a_metric_that_the_socket_would_refuse_is_told_and_takes_nothing_with_it(
     agent, capfd
 ):
     agent.is_open = False
     report.report(step=1, loss=1.0)
+    report.report(step=2, **{"n" * 300_000: 0.5})
     report.report(step=2, **{f"{i:0300}": 0.5 for i in range(900)})
     report.report(step=3, loss=3.0)
     agent.is_open = True
     assert report.flush() is True
-    assert [row.metrics for row in agent.rows] == [{"loss": 1.0}, {"loss": 3.0}]
+    assert agent.losses == [1.0, 3.0]
+    assert len(agent.points) == 1 + 900
     assert "bytes in one call are more than 200,000" in capfd.readouterr().err
+
+
+def test_names_of_metrics_that_wait_are_bounded(agent):
+    agent.is_open = False
+    for number in range(5000):
+        report.report(**{f"m{number}": 1.0})
+    agent.is_open = True
+    assert report.flush() is True
+    assert 1000 < len(agent.points) <= 2000
 
 
 def test_flush_waits_for_the_agent_only_when_blocking(agent):
@@ -239,7 +256,7 @@ def test_a_real_socket_pair(agent, clock):
         seen: list[float] = []
         while True:
             message = protocol.decode(ours.recv(1 << 18))[1]
-            seen.extend(row.step for row in message.rows)
+            seen.extend(message.points["loss"][1::3])
             report.flush(blocking=False)
             if message.step == 2999.0:
                 break
@@ -258,7 +275,7 @@ def test_threads_do_not_lose_each_others_rows(agent):
     for thread in threads:
         thread.join()
     report.flush()
-    assert len(agent.rows) == 400
+    assert [len(points) for points in agent.points.values()] == [100] * 4
 
 
 def test_reporting_from_within_the_sending_itself_does_not_hang(agent):
@@ -271,8 +288,11 @@ def test_reporting_from_within_the_sending_itself_does_not_hang(agent):
 
     report.begin(send, rank=0, restart=0)
     report.report(loss=1.0)
-    assert [*agent.rows[0].metrics] == ["loss"]
-    assert len(agent.rows) == 4
+    assert [*agent.messages[0].points] == ["loss"]
+    assert {name: len(points) for name, points in agent.points.items()} == {
+        "loss": 1,
+        "nested": 3,
+    }
 
 
 def test_a_forked_child_is_silent(agent):
@@ -370,7 +390,6 @@ def test_a_report_without_a_step_stands_at_the_count_of_the_innermost_bar(agent)
         report.report(accuracy=0.5)
     report.report(step=7, loss=0.5)
     report.flush()
-    assert [(row.step, *row.metrics) for row in agent.rows] == [
-        (None, "loss"), (0, "loss"), (1, "loss"), (0, "accuracy"), (0, "loss"), (1, "loss"), (1, "accuracy"), (7, "loss"),
-    ]  # fmt: skip
+    steps = {name: [step for _, step, _ in one] for name, one in agent.points.items()}
+    assert steps == {"loss": [None, 0, 1, 0, 1, 7], "accuracy": [0, 1]}
     assert all(message.step in (None, 7) for message in agent.messages)

@@ -64,7 +64,7 @@ def test_all_terms_of_a_job_are_listed_as_they_were_decided(home):
     )
 
 
-@pytest.mark.parametrize("number", [None, 1, 3])
+@pytest.mark.parametrize("number", [None, 1, p.PROTOCOL + 1])
 def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(
     home, number
 ):
@@ -90,7 +90,7 @@ def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "torn", "[]", '{"protocol": 2}', '{"protocol": "x"}', '{"protocol": [2]}'],
+    ["", "torn", "[]", '{"protocol": 3}', '{"protocol": "x"}', '{"protocol": [2]}'],
 )
 def test_a_job_file_that_is_none_is_left_out(home, text):
     (noted(START) / listing.FILE).write_text(text)
@@ -100,7 +100,10 @@ def test_a_job_file_that_is_none_is_left_out(home, text):
 
 def progress(**values: float) -> p.Progress:
     return p.Progress(
-        rank=0, restart=0, at_s=1.0, rows=(p.MetricRow(at_s=1.0, metrics=values),)
+        rank=0,
+        restart=0,
+        at_s=1.0,
+        points=p.points_of([p.MetricRow(at_s=1.0, metrics=values)]),
     )
 
 
@@ -115,7 +118,7 @@ def written_by_agent(folder: Path, *events: p.Message) -> journal.Journal:
 def test_what_a_rank_has_reported_last_is_listed(home):
     """The agent's own journal has it, in which file it may; also when the job is over."""
     folder = noted(START)
-    quiet = replace(progress(), rows=())
+    quiet = replace(progress(), points={})
     lines = (progress(loss=2.0), progress(loss=1.0), p.Notice(text="x"), quiet)
     written = written_by_agent(folder, *lines)
     with (folder / journal.CHATTER_FILE).open("ab") as file:

@@ -90,9 +90,11 @@ def test_a_private_key_is_not_shown():
 
 def test_numbers_that_are_no_numbers_travel():
     row = p.MetricRow(at_s=1.0, metrics={"a": math.nan, "b": -math.inf})
-    _, event = p.decode(p.encode(p.Progress(rank=0, restart=0, at_s=1.0, rows=(row,))))
-    assert math.isnan(event.rows[0].metrics["a"])
-    assert event.rows[0].metrics["b"] == -math.inf
+    _, event = p.decode(
+        p.encode(p.Progress(rank=0, restart=0, at_s=1.0, points=p.points_of([row])))
+    )
+    assert math.isnan(event.points["a"][-1])
+    assert event.points["b"][-1] == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_any_json_in_any_field(text, data):
     ],
 )  # fmt: skip
 def test_numbers_beyond_all_bounds_and_nests(value):
-    for name in (b"at_s", b"step", b"rank", b"device", b"rows"):
+    for name in (b"at_s", b"step", b"rank", b"device", b"points"):
         decode_or_wire_error(
             b'{"t":"progress","n":1,"rank":0,"restart":0,"at_s":1,"'
             + name

@@ -168,6 +168,20 @@ SUBCOMMANDS = (
         takes_way=False,
     ),
     Subcommand(
+        name="debug",
+        usages=(
+            (
+                "[NAME] [--rank N]",
+                "open pdb where the last cell failed on ranks that stay",
+            ),
+        ),
+        handler=job_commands.debug,
+        counts=(0, 1),
+        flags=("--rank N",),
+        is_of_notebook=True,
+        takes_way=False,
+    ),
+    Subcommand(
         name="stop",
         usages=(("ID", "stop a job"),),
         handler=job_commands.stop,

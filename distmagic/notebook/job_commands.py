@@ -36,6 +36,7 @@ from distmagic.request.hosts import Host, parse_hosts
 if TYPE_CHECKING:
     from distmagic.diagnosis.profile import Profile
     from distmagic.remote.wire.protocol import KeptWorkDir
+    from distmagic.staying.ranks import Ranks
 
 
 def jobs(line: CommandLine) -> None:
@@ -76,22 +77,43 @@ def stay(line: CommandLine) -> None:
 
 def end(line: CommandLine) -> None:
     """End ranks that stay."""
+    ranks = _stayed(line, "end")
+    del line.notebook.ranks[ranks.name]
+    ranks.end()
+    print(f"the ranks of {ranks.name} have ended")
+
+
+def debug(line: CommandLine) -> None:
+    """Open pdb where a cell of ranks that stay has failed."""
+    ranks = _stayed(line, "debug")
+    rank = line.flags.rank
+    if rank is not None and not re.fullmatch(r"\d{1,9}", rank):
+        raise UsageError(f"--rank {rank} is not a rank.", "Write --rank 2.")
+    screen = line.notebook.screen()
+    if not screen.can_type():
+        raise UsageError(
+            "%distributed debug needs somebody who types, and nobody can here.",
+            "Run it in JupyterLab, in a notebook or in IPython.",
+        )
+    ranks.debug(None if rank is None else int(rank), screen)
+
+
+def _stayed(line: CommandLine, command: str) -> Ranks:
+    """Return the ranks that stay under the line's name, or the only ones. Raises `UsageError`."""
     there = line.notebook.ranks
     known = ", ".join(there) or "there are none"
     names = line.words or tuple(there)
     if len(names) != 1:
         raise UsageError(
-            "%distributed end needs the name of the ranks to end.",
+            f"%distributed {command} needs the name of ranks that stay.",
             f"Those that stay: {known}.",
         )
     (name,) = names
-    ranks = there.pop(name, None)
-    if ranks is None:
+    if name not in there:
         raise UsageError(
             f"No ranks called {name} stay here.", f"Those that do: {known}."
         )
-    ranks.end()
-    print(f"the ranks of {name} have ended")
+    return there[name]
 
 
 def attach(line: CommandLine) -> object:

@@ -75,6 +75,7 @@ def prepared(
         names=sent,
         texts=texts,
         labels={name: labels[name] for name in texts if name in labels},
+        is_users=True,
     )
     words = ", ".join(_words(name, value, labels) for name, value in sent.items())
     return CellParcel(

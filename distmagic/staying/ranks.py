@@ -47,6 +47,7 @@ from distmagic.staying.idle import IdleTime
 
 _INLINE_BYTES = 60_000  # size limit of a cell that is sent inside its request; a longer one is sent before, as a file
 _BEAT_S = 0.1
+_POST_MORTEM = '__import__("pdb").post_mortem(__import__("sys").last_traceback)'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,13 +215,33 @@ class Ranks:
                 raise
 
     def _run_unseen(
-        self, cell: Cell, ranks: tuple[int, ...], noted: interrupts.Interrupts | None
+        self,
+        cell: Cell,
+        ranks: tuple[int, ...],
+        noted: interrupts.Interrupts | None,
+        screen: Screen | None = None,
     ) -> Run:
-        """Run an internal cell without showing it."""
+        """Run an internal cell, and show it on no screen or on this one."""
         source = form_for(self._control.pythons)
         packed = dumped(cell, Seen(), None, source, in_one=True)
-        ended = self._run_parcel(packed, ranks, NoScreen(), noted)
+        ended = self._run_parcel(packed, ranks, screen or NoScreen(), noted)
         return self._left(ended, is_cell=False)
+
+    def debug(self, rank: int | None, screen: Screen) -> None:
+        """Open pdb where the last cell failed on a rank: on this one, or on the first that raised. Raises `UsageError`."""
+        outcomes = {one: end.ended.outcome for one, end in self._last_ends.items()}
+        raised = [one for one, outcome in outcomes.items() if outcome == "raised"]
+        chosen = min(raised, default=None) if rank is None else rank
+        if chosen is None or outcomes.get(chosen, "returned") == "returned":
+            where = "No rank has" if chosen is None else f"Rank {chosen} has not"
+            raise UsageError(
+                f"{where} failed in the last cell of {self.name}.",
+                f"Ranks that have: {','.join(ranges(raised)) or 'none'}.",
+            )
+        name = f"{self.name}: debug"
+        cell = Cell(_POST_MORTEM, name, texts={name: _POST_MORTEM})
+        with self._at_work(), interrupts.noted() as noted:
+            self._run_unseen(cell, (chosen,), noted, screen)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from distmagic.api import session
-from distmagic.errors import WorkerFailed
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.errors import UsageError, WorkerFailed
 from distmagic.outcome.detached import Detached
+from distmagic.outcome.run import Run
 from distmagic.render.screen import TypedLine
+from distmagic.request import flags
+from distmagic.request.cell import parse_cell
+from distmagic.request.flags import Defaults
+from distmagic.request.hosts import parse_hosts
+from distmagic.session.place import place_of
 from distmagic.state.model import RunState
+from distmagic.staying.ranks import CellRequest, Ranks, start
 from tests.e2e import runner
-from tests.e2e.runner import as_value, reach, the_job
+from tests.e2e.runner import Watch, as_value, reach, the_job
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
@@ -139,6 +148,58 @@ def test_a_job_is_left_while_a_rank_waits_and_another_one_types(lab):
     run = session().attach(reach(lab, hosts), job, typist)
     assert dict(run.results) == dict.fromkeys(range(4), 20.0)
     lab.assert_clean()
+
+
+FAILS = """\
+import os, weakref
+held = []
+class Batch: size = 7
+def step(rank):
+    batch = Batch()
+    held.append(weakref.ref(batch))
+    if rank == 2:
+        raise ValueError("no such batch")
+step(int(os.environ["RANK"]))
+"""
+
+
+def test_a_debugger_opens_where_a_cell_on_ranks_that_stay_has_failed(warm_lab, golden):
+    typist = Typist(["p batch.size * 11", "up", "q"])
+    with ranks_that_stay(warm_lab) as (ranks, run_cell):
+        with pytest.raises(WorkerFailed):
+            run_cell(FAILS, Watch())
+        with golden.raises(UsageError):
+            ranks.debug(1, typist)
+        ranks.debug(None, typist)
+        assert typist.places == [(2, "cell", 8), (2, "cell", 8), (2, "cell", 9)]
+        assert typist.last is not None
+        assert any(line.text.endswith("77") for line in typist.last.lines)
+        ranks.debug(2, Typist(["q"]))  # as often as somebody likes
+        freed = run_cell("held[0]() is None, len(held)", Watch())
+        assert dict(freed.results) == dict.fromkeys(range(4), (True, 1))
+        with golden.raises(UsageError):
+            ranks.debug(None, typist)
+
+
+@contextmanager
+def ranks_that_stay(lab: Lab) -> Iterator[tuple[Ranks, Callable[[str, Watch], Run]]]:
+    way = runner.access(lab, warm_idle_s=900.0)
+    request = flags.parse_line("--stay ranks", Defaults())
+    asker = NotebookAsker(can_ask=False)
+    place = place_of(session(), parse_hosts(HOSTS), way, asker, request.spec)
+    limit_bytes = request.payload_limit_bytes
+    first = parse_cell("pass", whole=True)
+    ranks = start(place, session(), request, first, limit_bytes, can_type=True)
+
+    def run_cell(text: str, screen: Watch) -> Run:
+        plan = parse_cell(text, whole=True, filename="cell")
+        request = CellRequest(plan=plan, notebook={}, labels={})
+        return ranks.run_cell(request, screen)
+
+    try:
+        yield ranks, run_cell
+    finally:
+        ranks.end()
 
 
 def session_run(lab: Lab, screen: runner.Watch) -> object:

@@ -35,6 +35,7 @@ OF_COMMANDS = {
     "--lock",
     "--cluster",
     "--by-time",
+    "--rank",
     "--all",
     "--steps",
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import itertools
 import os
 import queue
@@ -21,11 +22,12 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from distmagic.remote.rank import report, sources
 from distmagic.remote.system import threads
@@ -232,7 +234,7 @@ class CellLoop:
             if request.anew:
                 groups.make_anew()
             reloading.bring(cell.modules, self._around.paths, names)
-            return self._valued(call.perform(cell, self._main), keeps=cell.keeps)
+            return self._valued(_value_of(cell, self._main), keeps=cell.keeps)
         except SystemExit:
             # Lightning reacts to an interrupt like this.
             if self._interrupted or steps.has_stopped():
@@ -306,6 +308,32 @@ class CellLoop:
         except Exception:  # noqa: BLE001 - pickling runs anybody's code
             return b""
         return data
+
+
+def _value_of(cell: call.Cell, main: ModuleType) -> object:
+    """Run a cell. Of one that fails, `sys.last_traceback` has the user's frames, as at Python's own prompt."""
+    if not cell.is_users:
+        return call.perform(cell, main)
+    failed: TracebackType | None = getattr(sys, "last_traceback", None)
+    if failed is not None:
+        # The variables in these frames may hold much memory, and a debugger's cycle may hold the frames.
+        traceback.clear_frames(failed)
+        failed = sys.last_traceback = None
+        gc.collect()
+    try:
+        return call.perform(cell, main)
+    except BaseException as error:
+        if type(error).__name__ not in ("MemoryError", "OutOfMemoryError"):
+            sys.last_traceback = _of_user(error.__traceback__)
+        raise
+
+
+def _of_user(frames: TracebackType | None) -> TracebackType | None:
+    """Return the frames of a traceback without the first ones, which are distmagic's."""
+    own = os.path.dirname(os.path.dirname(_of_user.__code__.co_filename))
+    while frames and frames.tb_frame.f_code.co_filename.startswith(own):
+        frames = frames.tb_next
+    return frames
 
 
 def _interrupt_main() -> None:

@@ -48,11 +48,16 @@ def _reads_stdin() -> bool:
 
 
 def place(frame: FrameType | None) -> tuple[str, int]:
-    """Return file and line of the innermost frame outside of libraries, starting at this one; "" and 0 for none."""
+    """Return file and line of the innermost frame outside of libraries, starting at this one; "" and 0 for none.
+
+    The frames of a debugger are followed by the one at which its user looks.
+    """
     caller = frame
     while caller is not None:
         name = caller.f_code.co_filename
         if not name.startswith((_LIBRARY, "<frozen ")) and "-packages/" not in name:
             return name, caller.f_lineno
-        caller = caller.f_back
+        seen = getattr(caller.f_locals.get("self"), "curframe", None)
+        is_other = isinstance(seen, FrameType) and seen is not caller
+        caller = seen if is_other else caller.f_back
     return "", 0

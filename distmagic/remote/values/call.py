@@ -59,7 +59,7 @@ class Cell:
     `names` are values of the notebook that it uses. `texts` are the sources of the cells whose code is included, and of
     this cell; `labels` are their display names. `is_given`: the ranks treat these names as if they had assigned them.
     `keeps`: the value of the last expression is written to a file, whatever its size. `modules` are modules for the
-    ranks to reload.
+    ranks to reload. `is_users`: the user wrote it, so its exception stays for a debugger until the next such cell.
     """
 
     source: str
@@ -70,6 +70,7 @@ class Cell:
     is_given: bool = False
     keeps: bool = False
     modules: tuple[ModuleText, ...] = ()
+    is_users: bool = False
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Magics:
     ) -> Ranks:
         """Start ranks that stay."""
         from distmagic.session.place import place_of
-        from distmagic.staying.ranks import start
+        from distmagic.staying.starting import start
 
         assert request.stay is not None
         part = self.notebook.part(request)

@@ -1,7 +1,7 @@
 """Ranks that stay alive between cells: torchrun starts them once, and each cell runs in the `__main__` of every rank.
 
     the cell's text  --following.prepared-->   CellParcel: the cell, and the names of the notebook that it uses
-    a first cell     --ranks.start-->          a background run whose ranks wait for cells
+    a first cell     --starting.start-->       a background run whose ranks wait for cells
     CellParcel       --Ranks.run_cell-->       RunCell, sent over the links of the run's loop; the agent forwards it
     events           --control.Control-->      the events that the loop received, on the thread of the cell
     events           --cell_state.take-->      CellState: the RunState of this cell alone
@@ -32,4 +32,5 @@ No cell runs in the notebook. Read in this order:
     idle.py         how long the ranks have been without a cell, and when that ends them
     control.py      passes requests and events between a cell and the session's loop
     ranks.py        `Ranks`: one session, for users and for the magics
+    starting.py     starts the ranks of a session
 """

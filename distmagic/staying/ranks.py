@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import keyword
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,11 +18,11 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.outcome.run import Run, left
-from distmagic.payload import local_modules, on_ranks
+from distmagic.payload import local_modules
 from distmagic.payload.blobs import LocalBlob
-from distmagic.payload.pack import Payload, dumped, write_code
+from distmagic.payload.pack import dumped
 from distmagic.remote.values import parcel
-from distmagic.remote.values.call import Cell, Stay
+from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
@@ -36,7 +35,6 @@ from distmagic.runner.delivery import Delivery
 from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
-from distmagic.session.place import Place
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
 from distmagic.staying import cell_state, modules, out_of_step, stopping
@@ -59,22 +57,6 @@ class CellRequest:
     labels: Mapping[str, str]
     ranks: tuple[int, ...] = ()
     variable: str = "run"
-
-
-class _OfSession(NoScreen):
-    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long."""
-
-    def __init__(self, idle: IdleTime, *, can_type: bool) -> None:
-        self._idle = idle
-        self._can_type = can_type
-
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Stop the session when its idle time is up."""
-        return ("stop",) if self._idle.runs_out() else ()
-
-    def can_type(self) -> bool:
-        """Whether the user could type input where the first cell is shown."""
-        return self._can_type
 
 
 class Ranks:
@@ -460,39 +442,3 @@ def _name(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UsageError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
     return name
-
-
-def start(
-    place: Place,
-    session: Session,
-    request: Request,
-    plan: CellPlan,
-    limit_bytes: int,
-    *,
-    can_type: bool,
-    clock: Callable[[], float] = time.monotonic,
-) -> Ranks:
-    """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
-    control = Control()
-    idle = IdleTime(request.stay_idle_s or math.inf, clock)
-    screen = _OfSession(idle, can_type=can_type)
-    name = request.stay or ""
-    with place.given_up_after_error():
-        payload = _payload(plan, name, limit_bytes)
-        run = place.begin(payload, screen, name, control)
-    there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
-    return Ranks(request, session, place.names, run, control, there, idle)
-
-
-def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
-    """Return the payload of the session: the local modules that the first cell imports, and no call."""
-    found = local_modules.found(local_modules.imports_of_text(plan.text))
-    shown = on_ranks.look([(name, plan.text, None), *on_ranks.of_modules(found)])
-    return Payload(
-        call=dumped(Stay(), Seen(), None),
-        code=write_code(found, {}, {}, shown),
-        modules=found,
-        title=f"%%ranks {name}",
-        notice=shown.notice,
-        limit_bytes=limit_bytes,
-    )

@@ -20,7 +20,8 @@ from distmagic.request.flags import Defaults
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.place import place_of
 from distmagic.state.model import RunState
-from distmagic.staying.ranks import CellRequest, Ranks, start
+from distmagic.staying.ranks import CellRequest, Ranks
+from distmagic.staying.starting import start
 from tests.e2e import runner
 from tests.e2e.runner import Watch, as_value, reach, the_job
 from tests.lab import Lab

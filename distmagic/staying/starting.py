@@ -1,0 +1,74 @@
+"""Starts ranks that stay: packs what their first cell imports, and begins a session of hosts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from distmagic.payload import local_modules, on_ranks
+from distmagic.payload.pack import Payload, dumped, write_code
+from distmagic.remote.values.call import Stay
+from distmagic.remote.values.pickling import Seen
+from distmagic.render.screen import UserRequest
+from distmagic.request.cell import CellPlan
+from distmagic.request.flags import Request
+from distmagic.screens.log import NoScreen
+from distmagic.session.place import Place
+from distmagic.session.session import Session
+from distmagic.staying import modules
+from distmagic.staying.control import Control
+from distmagic.staying.idle import IdleTime
+from distmagic.staying.ranks import Ranks
+
+
+def start(
+    place: Place,
+    session: Session,
+    request: Request,
+    plan: CellPlan,
+    limit_bytes: int,
+    *,
+    can_type: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ranks:
+    """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
+    control = Control()
+    idle = IdleTime(request.stay_idle_s or math.inf, clock)
+    screen = _OfSession(idle, can_type=can_type)
+    name = request.stay or ""
+    with place.given_up_after_error():
+        payload = _payload(plan, name, limit_bytes)
+        run = place.begin(payload, screen, name, control)
+    there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
+    return Ranks(request, session, place.names, run, control, there, idle)
+
+
+def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
+    """Return the payload of the session: the local modules that the first cell imports, and no call."""
+    found = local_modules.found(local_modules.imports_of_text(plan.text))
+    shown = on_ranks.look([(name, plan.text, None), *on_ranks.of_modules(found)])
+    return Payload(
+        call=dumped(Stay(), Seen(), None),
+        code=write_code(found, {}, {}, shown),
+        modules=found,
+        title=f"%%ranks {name}",
+        notice=shown.notice,
+        limit_bytes=limit_bytes,
+    )
+
+
+class _OfSession(NoScreen):
+    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long."""
+
+    def __init__(self, idle: IdleTime, *, can_type: bool) -> None:
+        self._idle = idle
+        self._can_type = can_type
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Stop the session when its idle time is up."""
+        return ("stop",) if self._idle.runs_out() else ()
+
+    def can_type(self) -> bool:
+        """Whether the user could type input where the first cell is shown."""
+        return self._can_type

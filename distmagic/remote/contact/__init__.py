@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """A conversation with the notebook. `owner` names the notebook whose templates it renews; "" means none."""
+    """A conversation with the notebook, by descriptor 0 and `out`. `owner` names the notebook whose templates it renews;
+    "" means none.
+    """
 
     owner: str
+    out: int
 
     def say(self, message: protocol.Message) -> None:
         """Send a message."""

@@ -49,7 +49,7 @@ class Contact:
 
     def __init__(self, umask: int) -> None:
         self._umask = umask  # the user's own, for the ranks
-        self._out = os.dup(1)
+        self.out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
         self.owner = ""  # the notebook whose templates this conversation renews
@@ -130,7 +130,7 @@ class Contact:
         """Send bytes to the notebook."""
         view = memoryview(data)
         while view:
-            view = view[os.write(self._out, view) :]
+            view = view[os.write(self.out, view) :]
 
     def take_rest(self) -> bytes:
         """Return the bytes that the notebook has sent after the last request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import socket
 import sys
 import time
@@ -51,15 +51,22 @@ def relay(
     # The number of the last forwarded event.
     last = None if attach.live else attach.after
     torn = b""  # the start of a line: only whole lines are forwarded
-    with conn, selectors.DefaultSelector() as selector:
+    # What the notebook has not taken. A full pipe must not stop its requests, which renew the lease: it may wait for
+    # its user, or for another program.
+    left = b""
+    agent = conn.fileno()
+    with conn:
         # An agent that has already ended is noticed below.
         with contextlib.suppress(ConnectionError):
             conn.sendall(protocol.encode(attach) + notebook.take_rest())
-        selector.register(0, selectors.EVENT_READ, "notebook")
-        selector.register(conn, selectors.EVENT_READ, "agent")
         while True:
-            sides = [key.data for key, _ in selector.select()]
-            if "agent" in sides:
+            if left:
+                readable, writable, _ = select.select([0], [notebook.out], [])
+            else:
+                readable, writable, _ = select.select([0, agent], [], [])
+            if writable:
+                left = left[os.write(notebook.out, left[: select.PIPE_BUF]) :]
+            if agent in readable:
                 data = b""
                 with contextlib.suppress(ConnectionResetError):
                     data = conn.recv(1 << 18)
@@ -71,11 +78,12 @@ def relay(
                     return has_spoken
                 has_spoken = True
                 whole, newline, torn = (torn + data).rpartition(b"\n")
-                notebook.write(whole + newline)
+                left = whole + newline
                 last = _last_number(whole) or last
-            if "notebook" in sides:
+            if 0 in readable:
                 data = os.read(0, 65536)
                 if not data:
+                    notebook.write(left)
                     sys.exit(0)  # the channel has ended; the agent waits for its lease
                 # It ends; its last output must still be read.
                 with contextlib.suppress(ConnectionError):

@@ -80,7 +80,7 @@ def contact_said() -> list[p.Message]:
     try:
         talk = Contact(0o022)
         talk.run()
-        os.close(talk._out)
+        os.close(talk.out)
     finally:
         for number, descriptor in enumerate(saved):
             os.dup2(descriptor, number)

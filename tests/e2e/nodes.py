@@ -98,7 +98,15 @@ def srun(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a step of a job; each line of its output begins with the number of the task."""
     variables = [f"PYTHONPATH={REPOSITORY}", *([f"DISTMAGIC_SECRET={secret}"] if secret else [])]  # fmt: skip
-    command = ["env", *variables, "srun", "--label", "-c2", f"--chdir={folder}"]
+    command = [
+        "env",
+        *variables,
+        "srun",
+        "--quiet",
+        "--label",
+        "-c2",
+        f"--chdir={folder}",
+    ]
     return slurm.login.exec([*command, *shlex.split(options), *words], timeout_s=150)
 
 

@@ -22,6 +22,7 @@ class Control:
         self._cell: protocol.RunCell | None = None
         self._sent_over: dict[int, Link] = {}
         self._others: list[protocol.HandedOn] = []
+        self._interrupts: list[protocol.HandedOn] = []  # sent ones of the cell
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
         # Python versions of the hosts.
@@ -37,6 +38,7 @@ class Control:
             self._cell = cell
             self._sent_over = {}
             self._others = []
+            self._interrupts = []
             self._heard = queue.SimpleQueue()
         self._wake()
 
@@ -68,8 +70,8 @@ class Control:
                 self._heard.put(events)
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
-        """Return the messages to send now: the cell once over each new link (ranks ignore repeats), and each interrupt
-        once.
+        """Return the messages to send now: each request once, and over each new link the cell and its interrupts again,
+        because they may be lost with the old link. Ranks ignore repeats.
         """
         self.pythons |= {link.python for link in links.values()}
         with self._lock:
@@ -81,8 +83,11 @@ class Control:
             ]
             if self._cell is not None and new:
                 self._sent_over.update(links)
-                found.append(Send(links=tuple(new), message=self._cell))
+                for again in (self._cell, *self._interrupts):
+                    found.append(Send(links=tuple(new), message=again))
             for request in self._others:
                 found.append(Send(links=tuple(links.values()), message=request))
+                if isinstance(request, protocol.InterruptCell):
+                    self._interrupts.append(request)
             self._others = []
             return found

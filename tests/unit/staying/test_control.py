@@ -1,0 +1,33 @@
+"""What goes between a cell and the loop of its session."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from distmagic.remote.wire import protocol as p
+from distmagic.staying.control import Control
+
+
+def test_a_new_link_gets_the_cell_and_its_interrupts_again():
+    first, other, new = (SimpleNamespace(python=(3, 12)) for _ in range(3))
+    control = Control()
+    cell = p.RunCell(cell=4, ranks=(0, 1))
+    park, interrupt = (
+        p.ParkAtStep(cell=4, ranks=(0, 1)),
+        p.InterruptCell(cell=4, ranks=(0, 1)),
+    )
+
+    def sent(*links: Any) -> list[tuple[tuple[Any, ...], object]]:
+        found = control.sends(dict(enumerate(links)))
+        return [(one.links, one.message) for one in found]
+
+    control.begin(cell)
+    assert sent(first, other) == [((first, other), cell)]
+    control.ask(park)
+    control.ask(interrupt)
+    assert sent(first, other) == [((first, other), park), ((first, other), interrupt)]
+    assert sent(first, other) == []
+    assert sent(first, new) == [((new,), cell), ((new,), interrupt)]
+    control.begin(p.RunCell(cell=5, ranks=(0,)))
+    assert [message.cell for _, message in sent(first, new)] == [5]

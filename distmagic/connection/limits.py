@@ -59,8 +59,6 @@ def _size(value: int) -> int:
 
 def _points(numbers: Numbers) -> Numbers:
     """Bring the seconds and steps of points into their range; a value may be any number."""
-    if len(numbers) % 3:
-        raise Wrong("a part of a point")
     found = list(numbers)
     for place in range(0, len(found), 3):
         if not abs(found[place]) <= _MOST:  # as NaN is not

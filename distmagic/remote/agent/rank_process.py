@@ -19,6 +19,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.codec import Numbers
 
 _POINTS_AN_EVENT = 20  # of one metric
+_NAMES_AN_EVENT = 400  # of metrics: an event is a line of at most 1 MiB
 _LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes so much at once or nothing
 
 
@@ -266,7 +267,8 @@ def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Pr
     bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
     points = dict(before.points)
     for name, more in message.points.items():
-        points[name] = Numbers((*points.get(name, ()), *more))
+        if name in points or len(points) < _NAMES_AN_EVENT:
+            points[name] = Numbers((*points.get(name, ()), *more))
     return replace(
         message,
         step=before.step if message.step is None else message.step,

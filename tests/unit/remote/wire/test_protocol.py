@@ -116,6 +116,9 @@ def test_numbers_that_are_no_numbers_travel():
         (b'{"t":"offer_blobs","n":0,"blobs":[1]}', "offer_blobs.blobs: no object"),
         (b'{"t":"offer_blobs","n":0,"blobs":[{"sha256":"x"}]}', "offer_blobs.blobs: size_bytes is missing"),
         (b'{"t":"ended","n":0,"rank":0,"restart":0,"outcome":"raised","failure":1}', "ended.failure: no object"),
+        (b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1,"points":{"a":"AAAAAAAAAAA="}}', "progress.points: a part of a point"),
+        (b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1,"points":{"a":""}}', "progress.points: a part of a point"),
+        (b'{"t":"progress","n":0,"rank":0,"restart":0,"at_s":1,"points":{"a":"?"}}', "progress.points: no base64"),
         (
             b" " * (p.MAX_LINE_BYTES + 1),
             f"a line of {p.MAX_LINE_BYTES + 1} bytes (at most {p.MAX_LINE_BYTES} are allowed)",

@@ -55,11 +55,12 @@ class IdleLinks:
     def _keep_renewing(self) -> None:
         while True:
             with self._lock:
+                wake = self._wake
                 leases_s = [
                     link.kept.lease_s for link in self._links.values() if link.kept
                 ]
             pause_s = min(leases_s, default=4.0) / 4
-            if self._wake.wait(pause_s):
+            if wake.wait(pause_s):
                 return
             with self._lock:
                 links = list(self._links.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from distmagic.connection.link import Link
@@ -53,9 +54,11 @@ class LeaseKeeper:
             }
             for link in self._links:
                 if link not in sending:
-                    sending[link] = threads.begin(
-                        "run", send_quietly, link, protocol.RenewLease()
-                    )
+                    # No thread can start: the next round tries again.
+                    with contextlib.suppress(RuntimeError):
+                        sending[link] = threads.begin(
+                            "run", send_quietly, link, protocol.RenewLease()
+                        )
 
 
 def send_quietly(link: Link, message: protocol.Message) -> None:

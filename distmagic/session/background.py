@@ -334,7 +334,9 @@ class BackgroundRuns:
     @property
     def running(self) -> tuple[BackgroundRun, ...]:
         """Those that have not ended, oldest first."""
-        return tuple(run for run in self._runs.values() if not run.done)
+        # A copy: a thread of a sweep may add one meanwhile.
+        runs = [ref() for ref in self._runs.valuerefs()]
+        return tuple(run for run in runs if run is not None and not run.done)
 
     def find(self, job: str) -> BackgroundRun | None:
         """Return the background run of a job; None if the job has ended, or is not in the background.

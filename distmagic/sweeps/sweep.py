@@ -132,12 +132,13 @@ class Sweep:
             self._queue.remove(name)
             try:
                 self.runs[name] = self._start(name, fits[0])
+                # It waits for the lock.
+                threads.begin("sweep", self._follow, name, fits[0])
             except Exception as error:  # noqa: BLE001 - the others go on
                 self.failed[name] = error
                 continue
             self._hosts[name] = fits[0].host.name
             self._free.remove(fits[0])
-            threads.begin("sweep", self._follow, name, fits[0])
 
     def _follow(self, name: str, slot: Slot) -> None:
         error = None

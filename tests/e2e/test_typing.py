@@ -180,6 +180,12 @@ def test_a_debugger_opens_where_a_cell_on_ranks_that_stay_has_failed(warm_lab, g
         assert dict(freed.results) == dict.fromkeys(range(4), (True, 1))
         with golden.raises(UsageError):
             ranks.debug(None, typist)
+        with pytest.raises(WorkerFailed):
+            run_cell("raise MemoryError", Watch())
+        watch = Watch()
+        ranks.debug(None, watch)
+        assert watch.last is not None
+        assert "The frames of that exception are gone" in watch.last.lines[0].text
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import gc
 import itertools
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -104,6 +105,7 @@ class CellLoop:
         self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
         self._defining: list[Path] = []  # cells that a child process needs
+        self._main_file: Path | None = None  # names them
         self._pid = os.getpid()
 
     def run(self, conn: socket.socket, ending: Ending) -> None:
@@ -116,6 +118,7 @@ class CellLoop:
         reader = threads.begin("cells", self._read, conn)
         while (request := self._inbox.get()) is not None:
             self._run_cell(request, ending)
+        _forget_failure()
         reader.join()
 
     # ---- the reading thread
@@ -152,7 +155,9 @@ class CellLoop:
                     return
                 steps.go_on()
                 _interrupt_main()
-            threads.begin("break", self._break, message.cell)
+            # No thread can start: the signal alone must do.
+            with contextlib.suppress(RuntimeError):
+                threads.begin("break", self._break, message.cell)
 
     # ---- one thread for each interrupt
 
@@ -167,7 +172,9 @@ class CellLoop:
             with self._lock:
                 if self._running != cell:
                     return
-                _interrupt_main()
+                # A handler of the user's gets one signal an interrupt.
+                if signal.getsignal(signal.SIGINT) == self._interrupt:
+                    _interrupt_main()
             if attempt == 0:
                 groups.break_all()
 
@@ -270,16 +277,23 @@ class CellLoop:
 
     def _load(self, request: RunCell) -> call.Cell:
         """Return the cell, and assign the names that come with it, except those that cells on this rank assigned."""
+        # A new file each time: values of earlier cells may be mapped from their own file.
+        path = self._around.folder / f"rank{self._rank}.cell{request.cell}"
         if request.blob:
-            path = self._around.blobs / request.blob
+            # The blob's own name is removed once nothing has used it for minutes.
+            _link_or_copy(self._around.blobs / request.blob, path)
         else:
-            # A new file each time: values of earlier cells may be mapped from their own file.
-            path = self._around.folder / f"rank{self._rank}.cell{request.cell}"
             path.write_bytes(base64.b64decode(request.data))
         names = vars(self._main)
         own = {name: names[name] for name in self._own if name in names}
-        cell = call.load(path, self._main)
+        try:
+            cell = call.load(path, self._main)
+        except BaseException:
+            _forget_failure()
+            raise
         assert isinstance(cell, call.Cell)
+        if cell.is_users:
+            _forget_failure()
         if cell.is_given:
             own = {}
             self._own.update(cell.names)
@@ -290,7 +304,10 @@ class CellLoop:
             # A new file: a fork server has loaded the previous one, and does not read it again.
             main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
             self._main.__file__ = call.write_main(main, *self._defining)
-        elif not request.blob:
+            if self._main_file is not None:
+                self._main_file.unlink(missing_ok=True)
+            self._main_file = main
+        else:
             path.unlink()
         self._around.labels.update(cell.labels)
         sources.know(cell.texts)
@@ -310,22 +327,43 @@ class CellLoop:
         return data
 
 
+def _link_or_copy(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, to)
+
+
 def _value_of(cell: call.Cell, main: ModuleType) -> object:
-    """Run a cell. Of one that fails, `sys.last_traceback` has the user's frames, as at Python's own prompt."""
-    if not cell.is_users:
-        return call.perform(cell, main)
-    failed: TracebackType | None = getattr(sys, "last_traceback", None)
-    if failed is not None:
-        # The variables in these frames may hold much memory, and a debugger's cycle may hold the frames.
-        traceback.clear_frames(failed)
-        failed = sys.last_traceback = None
-        gc.collect()
+    """Run a cell. If the user's one fails, `sys.last_traceback` has its frames, as at Python's own prompt."""
     try:
         return call.perform(cell, main)
     except BaseException as error:
-        if type(error).__name__ not in ("MemoryError", "OutOfMemoryError"):
+        is_full = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+        if cell.is_users and not is_full:
             sys.last_traceback = _of_user(error.__traceback__)
         raise
+
+
+def _forget_failure() -> None:
+    """Free the memory of the variables in the frames of the last cell that failed."""
+    failed: TracebackType | None = getattr(sys, "last_traceback", None)
+    sys.last_traceback = None
+    if failed is not None:
+        traceback.clear_frames(failed)
+        del failed
+        gc.collect()  # a debugger has left a cycle that holds the frames
+
+
+def post_mortem() -> None:
+    """Open pdb where the last cell of the user's failed. Called by the cell of `%distributed debug`."""
+    import pdb  # noqa: T100
+
+    failed: TracebackType | None = getattr(sys, "last_traceback", None)
+    if failed is None:
+        sys.stdout.write("The frames of that exception are gone: memory ran out, or no line of the cell had run.\n")  # fmt: skip
+    else:
+        pdb.post_mortem(failed)
 
 
 def _of_user(frames: TracebackType | None) -> TracebackType | None:

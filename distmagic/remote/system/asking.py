@@ -50,14 +50,14 @@ def _reads_stdin() -> bool:
 def place(frame: FrameType | None) -> tuple[str, int]:
     """Return file and line of the innermost frame outside of libraries, starting at this one; "" and 0 for none.
 
-    The frames of a debugger are followed by the one at which its user looks.
+    A debugger reads its lines in a method of its own: instead of that frame counts the one at which its user looks.
     """
-    caller = frame
+    debugger = frame.f_locals.get("self") if frame else None
+    seen = getattr(debugger, "curframe", None)
+    caller = seen if isinstance(seen, FrameType) else frame
     while caller is not None:
         name = caller.f_code.co_filename
         if not name.startswith((_LIBRARY, "<frozen ")) and "-packages/" not in name:
             return name, caller.f_lineno
-        seen = getattr(caller.f_locals.get("self"), "curframe", None)
-        is_other = isinstance(seen, FrameType) and seen is not caller
-        caller = seen if is_other else caller.f_back
+        caller = caller.f_back
     return "", 0

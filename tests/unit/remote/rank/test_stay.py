@@ -189,6 +189,16 @@ signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, handler))
 say(f"waits 2/{rank}")
 time.sleep(3600)
 '''
+# A handler of the user's gets one signal an interrupt: a second one may mean "now".
+HANDLES = '''
+hits = []
+signal.signal(signal.SIGINT, lambda *_: hits.append(1))
+say(f"waits 3/{rank}")
+while not hits:
+    time.sleep(0.01)
+time.sleep(3 * 0.2)
+hits
+'''
 def drive(book):
     chance = random.Random(SEED)
     book.begin(FIRST)
@@ -198,6 +208,11 @@ def drive(book):
     book.until_they_wait()
     book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
     is_stale = bool(out_of_step.notice(book.next(p.CellEnded)))
+    book.begin(HANDLES)
+    book.until_they_wait()
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
+    ends = book.next(p.CellEnded)
+    assert [end.shown for end in ends.values()] == ["[1]"] * 3
     for _ in range(9):
         name, k = chance.choice(list(CELLS)), chance.randrange(3)
         source, ending = CELLS[name]

@@ -47,6 +47,36 @@ def test_a_debugger_waits_where_the_user_s_code_is(tmp_path):
     assert goes_on == 1
 
 
+def test_a_debugger_waits_where_its_user_looks(tmp_path):
+    """In a library's function too, whose variables stay as the user sets them."""
+    (tmp_path / "site-packages").mkdir()
+    program = """\
+import pdb, sys
+sys.path.append(f"{sys.path[0]}/site-packages")
+import library
+def f():
+    try:
+        library.loads("[]")
+    except ValueError:
+        pdb.post_mortem(sys.exc_info()[2])
+    assert pdb.runcall(library.dumps, "old") == "new"
+f()
+"""
+    library = """\
+def loads(text):
+    raise ValueError
+def dumps(text):
+    text = text.lower()
+    return text
+"""
+    (tmp_path / "site-packages" / "library.py").write_text(library)
+    typed = "up\nq\nn\n!text = 'new'\np text\nc\n"
+    places = [
+        one[1:3] for one in told(tmp_path, program, typed) if one.__class__ is list
+    ]
+    assert places == [["train.py", 8], ["train.py", 8], *[["train.py", 9]] * 4]
+
+
 def test_the_end_of_input_is_told_as_going_on(tmp_path):
     program = "try:\n    input()\nexcept EOFError:\n    pass\n"
     assert told(tmp_path, program, "") == [[1, "train.py", 2, ""], 1]

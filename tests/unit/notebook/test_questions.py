@@ -139,7 +139,7 @@ QUESTIONS = (
     ),
     (
         "set up a cluster on AWS",
-        "Before the first run: a cluster on AWS or another cloud",
+        "Before the first run: install SkyPilot, or set up a cluster on AWS or another cloud",
     ),
     (
         "corporate audit",
@@ -170,6 +170,51 @@ QUESTIONS = (
         "colleague uses the same GPUs",
         "Two users, or two notebooks, on the same host",
     ),
+    (
+        "ping another host",
+        "Check the connection between two hosts by hand (ping, telnet)",
+    ),
+    ("telnet", "Check the connection between two hosts by hand (ping, telnet)"),
+    (
+        "EC2 machine with a pem key",
+        "Machines of a cloud (AWS EC2) with a key file (.pem)",
+    ),
+    (
+        "different number of GPUs per host",
+        "Hosts with different numbers of GPUs or ranks",
+    ),
+    ("install conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
+    ("minGPT", "minGPT of PyTorch's examples"),
+    (
+        "DistributedSampler",
+        "From one process to many: DistributedSampler, learning rate, evaluation",
+    ),
+    (
+        "learning rate for more ranks",
+        "From one process to many: DistributedSampler, learning rate, evaluation",
+    ),
+    (
+        "four GPUs in one host or four hosts",
+        "Four GPUs in one host, or four hosts? (latency, bandwidth)",
+    ),
+    ("what is distributed training", "What is distributed training?"),
+    (
+        "torchrun command by hand",
+        "torchrun's command by hand, and its flags one by one",
+    ),
+    (
+        "output file of a Slurm job",
+        "A batch script without a notebook: submit, watch, output file, scancel",
+    ),
+    (
+        "offset size world_size",
+        "A script that starts its own ranks by --offset, --size and --world_size",
+    ),
+    (
+        "install SkyPilot",
+        "Before the first run: install SkyPilot, or set up a cluster on AWS or another cloud",
+    ),
+    ("CIFAR-10", "Learn it: the course, notebook by notebook"),
 )
 
 

@@ -1,4 +1,7 @@
-"""The side of all nodes except node 0: connects to it, and starts what it requests. See arrivals.py for messages."""
+"""Runs on each node except node 0: connects to node 0, and starts the processes that node 0 requests.
+
+arrivals.py lists the messages between the two.
+"""
 
 from __future__ import annotations
 

@@ -126,14 +126,15 @@ class Run(Returned):
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return the whole output of a rank, fetched from its host. Rank -1 means torchrun itself, one node after
-        another.
+        """Return the whole output of a rank, fetched from its host. Rank -1 is torchrun: one node after another.
 
-        `stream` is "stdout" or "stderr"; None returns both, one after the other. With `by_time` their lines are in the
-        order in which the host read them, accurate to about 0.1 s. In an elastic job the output comes from the rank's
-        last node; torchrun's comes from all nodes that were not lost. `%distributed logs` asks all hosts that are up.
-        Control characters are removed, except line breaks, carriage returns, tabs and colours. Raises `UsageError` for
-        a rank that is unknown or has not started.
+        `stream` is "stdout" or "stderr". None returns stdout, then stderr; with `by_time` their lines are in the order
+        in which the host read them, accurate to about 0.1 s. Control characters are removed, except line breaks,
+        carriage returns, tabs and colours.
+
+        In an elastic job a rank may have run on several nodes: this returns the output of its last node. torchrun's
+        output comes from all nodes that were not lost. `%distributed logs` also prints output from a rank's earlier
+        nodes. Raises `UsageError` for a rank that is unknown or has not started.
         """
         streams = [stream] if stream else ["stdout", "stderr"]
         lost = self.state.lost_nodes if self.state.is_elastic else set()
@@ -261,7 +262,7 @@ def left(
     open_link: Callable[[int], Link],
     error: RunError | None,
 ) -> Run:
-    """Return a finished run as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
+    """Return the `Run` of a finished run. Raises the `error` of a failed one; its attribute `run` is the `Run`."""
     run = Run(state, small_results, open_link, shown=error is None)
     if error is None:
         return run

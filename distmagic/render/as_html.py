@@ -61,14 +61,14 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
 
 
 def announcement(text: str) -> str:
-    """Return a short text as the head of a run that has not started."""
+    """Return the HTML of a run that has not started: only a head, with a short text."""
     phase = f'<span class="dm-phase">{escape(text)}</span>'
     return f'<div class="distmagic">{style()}<div class="dm-head dm-connecting">{phase}</div></div>'
 
 
 @cache
 def style() -> str:
-    """Return the style of all that this package writes."""
+    """Return the `<style>` element for all HTML of this package."""
     text = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     return f"<style>{' '.join(text.split())}</style>"
 

@@ -1,4 +1,4 @@
-"""Curves of metrics as SVG: a small chart for each metric, with a line a rank, or mean and band for many ranks."""
+"""Curves of metrics as SVG: a small chart for each metric, with a line for each rank, or mean and band for many."""
 
 from __future__ import annotations
 

@@ -137,9 +137,9 @@ class Start:
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
-    """Stop the nodes that did start, and wait until they have ended; return the hosts that did not confirm it.
+    """Stop the nodes that have started, and wait until they have ended; return the hosts that did not confirm it.
 
-    No interrupt ends this; its time limits do.
+    An interrupt is ignored. Waits at most `_PATIENCE_S` for the starts, and again for the ends.
     """
     with interrupts.sent_to(_hold):
         tried = []
@@ -169,7 +169,10 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
 
 
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
-    """Return the error of an interrupt while hosts start; `unsure` are those that did not confirm their end."""
+    """Return the error for an interrupt while a job starts. `began`: a host was asked to start its node.
+
+    `unsure` are the hosts that did not confirm that all processes of the job have ended.
+    """
     if not began:
         return Cancelled(
             "Interrupted while files were sent to the hosts; nothing was started."

@@ -33,7 +33,10 @@ Left = Run | Detached
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnding:
-    """The parts of a session that the end of a run uses. `reach` and `attach` are the session's own."""
+    """Ends runs of a session: makes the `Run`, the error or the `Detached` of each.
+
+    `reach` and `attach` are the methods `Session.reach` and `Session.attach`.
+    """
 
     reach: Callable[..., FirstLinks]
     attach: Callable[..., Left]
@@ -44,7 +47,10 @@ class RunEnding:
     def left_of(
         self, followed: Followed, opener: LinkOpener, screen: Screen, variable: str
     ) -> Left:
-        """Return the finished run as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
+        """Return the `Run` of a finished run; the `Detached` of a job that runs on.
+
+        Raises the error of a failed run; its attribute `run` is the `Run`.
+        """
         state = replace(followed.state, variable=variable)
         if not state.is_over:
             return self._leave(followed, opener.fleet, screen)
@@ -73,7 +79,7 @@ class RunEnding:
             del error
 
     def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
-        """Return the doctor's findings on the hosts of a failed run; "" if there are none, or it can't ask."""
+        """Return the doctor's findings on the hosts of a failed run; "" if there are none, or if the doctor fails."""
         seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
         access = replace(fleet.access, connect_timeout_s=seconds)
         port = 0
@@ -88,7 +94,7 @@ class RunEnding:
         return in_words(found.findings)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
-        """Leave a detached job running, and return the object that finds it again."""
+        """Stop following a detached job, which runs on; return the object that attaches to it or stops it."""
         state = followed.state
         hosts = []
         for index in dict.fromkeys(followed.host_indices):
@@ -107,7 +113,7 @@ class RunEnding:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHandle:
-    """A job that runs on detached. It is searched for on the hosts of `fleet` where it ran, and on the spare hosts."""
+    """A detached job, which runs on. It is found on the hosts of `fleet`; it may have moved to the spare hosts."""
 
     ending: RunEnding
     job: str

@@ -128,7 +128,7 @@ class WorkerState:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU of the rank, as ranks of its host number them; None for none."""
+        """The CUDA index of the rank's GPU among the GPUs that ranks of its host can use; None without a GPU."""
         kind, _, number = self.device.partition(":")
         return int(number) if kind == "cuda" and number.isdecimal() else None
 
@@ -193,7 +193,7 @@ class StackDump:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Everything known about a run. The package's docstring lists the fields that only occur together.
+    """All data about a run. The package's docstring lists the fields that only occur together.
 
     workers             by rank
     series              points of metrics, by rank and then by name of the metric
@@ -201,33 +201,33 @@ class RunState:
     pictures            the last pictures that ranks showed
     open_lines          unfinished lines, by (rank, node_rank, stream); rank -1 is torchrun
     first_failure       the rank whose failure arrived first, at `first_failure_at_s`
-    failed_node         the node whose torchrun failed first, before any stop
+    failed_node         the node whose torchrun failed first, before any stop; None for none
     notices             messages for the user that are no failures, one line each
-    stopping            the reason of the stop, "" before one
+    stopping            the reason of the stop, "" until the run is stopped
     culprit             the node that made the other nodes stop, if they decided it among themselves
-    abandoned           why the run ended before it had started on all hosts, "" if it did not
+    abandoned           why the run ended before it had started on all hosts, "" for any other run
     started_at_s        when the first node's agent was started, None before
-    lost                (node_rank, why) of nodes that are lost
+    lost                (node_rank, reason) of each lost node
     unreached           nodes that can't connect to the rendezvous endpoint, with endpoint and reason
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
-    terms               the settings of the job; before the plan, the requested ones
+    terms               the settings of the job; the requested settings until the plan is made
     rdzv_round          the last round of the rendezvous
     chose_port          whether the plan chose the port of the rendezvous; unknown after `attach`
-    detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" if it does
-    advanced_at_s       when a rank last advanced (see `hangs.is_hung`), before any stop
-    reaching_since_s    when the notebook last reached a node after it had reached none; 0 before the first
+    detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" while it needs one
+    advanced_at_s       when a rank last advanced (see `hangs.is_hung`); a stop freezes this time
+    reaching_since_s    when a node was last reached while no other one was; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
-    paused              the ranks that wait for the user's input; `paused_s` is the total time of such waits; no rank
-                        has waited since `resumed_at_s`
-    wanted_stacks       the ID of the user's last request for stacks, "" before one
+    paused              the ranks that wait for the user's input
+    paused_s            the total time during which any rank waited so
+    resumed_at_s        when a rank last resumed after such a wait; 0 before the first
+    wanted_stacks       the ID of the user's last request for stacks, "" before the first
     name                the user's name for the run (--name), "" if it has none
     began_unix_s        start of the run, in seconds since 1970 by the notebook's clock; 0 if unknown
-    began_up_s          the same by `processes.up_s`, a clock that can't be changed
-    before_s            age of the job when this kernel started to follow it
+    began_up_s          start of the run in seconds since boot (`processes.up_s`), a clock that nobody can set
+    before_s            age of the job in seconds when this kernel started to follow it
     variable            name of the notebook's variable for the run, for messages
-    cell                number of the cell, if this is the state of one cell on ranks that stay; else 0
-    seen_unix_s         when this notebook last saw the run, in seconds since 1970, if it shows a state from then;
-                        else 0
+    cell                number of the cell whose state this is, on ranks that stay; 0 for any other run
+    seen_unix_s         when this notebook stopped following the run, in seconds since 1970; 0 while it follows
 
     Times are seconds since the start of the run, or since this kernel started to follow it, by the notebook's clock.
     """

@@ -45,7 +45,10 @@ class NoAsker:
 
 
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
-    """Ask one question for `host`, after all questions of other threads. Raises the errors of `asker`."""
+    """Ask the user a question that `host` has sent, and return the answer; `secret`: don't echo the input.
+
+    Waits until no other thread asks a question. Raises the errors of `asker`.
+    """
     with _one_at_a_time:
         # The server chose the text. Each line starts with the server's host, so it can't look like another host's
         # question.
@@ -57,9 +60,10 @@ def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
 def unlock(
     asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]
 ) -> Key | None:
-    """Return `load(passphrase)` for the first correct passphrase; `load` returns None for a wrong one.
+    """Ask the user for the passphrase of a key file, and return the key; None after `ATTEMPTS` wrong answers.
 
-    A correct passphrase is reused without asking. None after `ATTEMPTS` wrong answers.
+    `load` returns the key for a passphrase, None for a wrong one. A passphrase that was correct before is tried first,
+    without a question. Raises the errors of `asker`.
     """
     with _one_at_a_time:
         kept = _passphrases.get(key_file)

@@ -33,7 +33,11 @@ def deliver(
 
 
 def fetch_blob(link: Link, blob: Blob, write: Callable[[bytes], object]) -> None:
-    """Pass a blob of the host to `write`. Raises `PreflightError` if it isn't there, and `ProtocolError`."""
+    """Fetch a blob from the host, and pass its bytes to `write`, piece by piece.
+
+    Raises `PreflightError` if the host does not have the blob. Raises `ProtocolError`, and closes the link, if the blob
+    has another size there.
+    """
     link.send(protocol.GetBlob(sha256=blob.sha256))
     size = link.answer(protocol.Data).size_bytes
     if size != blob.size_bytes:

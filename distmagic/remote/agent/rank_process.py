@@ -71,7 +71,10 @@ class RankProcess:
         )
 
     def receive(self) -> bool:
-        """Handle one packet of the rank; return False if there is none, now or ever."""
+        """Handle one packet of the rank, and return True. Return False if no packet waits.
+
+        If the connection has ended, this also sets `is_open` to False: no packet can follow.
+        """
         try:
             packet = self.conn.recv(1 << 18)
         except BlockingIOError:

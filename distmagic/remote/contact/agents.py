@@ -131,7 +131,12 @@ class Agents:
                 os.close(log)
 
     def follow(self, request: protocol.FollowJob) -> None:
-        """Forward bytes to and from a running agent that has the same protocol version."""
+        """Forward bytes between the notebook and a node's agent. If the agent has ended, send its journal.
+
+        Raises ValueError for an agent of another protocol version, and FileNotFoundError if this host has no files of
+        the job. Raises TimeoutError for an agent that accepts no connection. Exits if the agent runs but its
+        connection has ended: the notebook then connects again.
+        """
         was_followed = _connected_again() if request.after else contextlib.nullcontext()
         with was_followed:
             listing.check_protocol(request.job, request.node_rank)

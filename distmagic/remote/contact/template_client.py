@@ -123,9 +123,9 @@ def _can_be_warm(env: dict[str, str]) -> bool:
 
 
 def _mine(owner: str) -> str:
-    """Return a notebook's name in /tmp.
+    """Return the part of a path in /tmp that names the notebook to which a template belongs.
 
-    It includes the home directory, because users with several homes may share /tmp.
+    It has a digest of distmagic's home directory, because a user may have several such directories and only one /tmp.
     """
     home = str(places.home())
     return owner + hashlib.sha256(home.encode()).hexdigest()[:6]
@@ -282,7 +282,10 @@ def fork_agent(
 
 
 def renew(owner: str) -> None:
-    """Renew the lease of this notebook's templates; for one that still imports, it has not started yet."""
+    """Renew the lease of this notebook's templates.
+
+    A template that still imports torch does not answer, and is passed over: its lease has not begun.
+    """
     for folder in places.warm_dirs(_mine(owner)):
         with (
             contextlib.suppress(OSError, ValueError),

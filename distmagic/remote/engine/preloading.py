@@ -53,7 +53,10 @@ class Preloading:
         self._child = 0
 
     def want(self, names: Iterable[str]) -> None:
-        """Load these later: modules, or objects in them (`transformers.Trainer`)."""
+        """Queue modules, or objects in them (`transformers.Trainer`), for `step` to import.
+
+        Names that were queued before, names of imported modules, and refused packages are skipped.
+        """
         for name in names:
             package = name.partition(".")[0]
             is_known = name in self._done or name in sys.modules

@@ -67,7 +67,7 @@ class GangChannel:
         """Receive and send datagrams. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
-        `is_detached`: the job needs no notebook, as far as this node knows; the lead informs the others.
+        `is_detached`: this node has recorded that the job needs no notebook; the lead informs the others.
         `has_returned`: all ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked
         to. `is_paused`: one of them waits for the user's input.
         """

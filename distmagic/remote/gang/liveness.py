@@ -123,7 +123,7 @@ class Gang:
 
     @property
     def formations(self) -> int:
-        """How often the lead has asked the nodes to restart their ranks, as far as this node knows."""
+        """How often the lead has asked the nodes to restart their ranks; on a member, by the lead's last datagram."""
         return (
             self.own.formations
             if self.node_rank == 0
@@ -132,7 +132,7 @@ class Gang:
 
     @property
     def is_detached(self) -> bool:
-        """Whether the job needs no notebook any more, as far as this node knows from the lead."""
+        """Whether the job needs no notebook any more; on a member, by the lead's last datagram."""
         return (
             self.own.is_detached
             if self.node_rank == 0
@@ -141,7 +141,10 @@ class Gang:
 
     @property
     def has_returned_node(self) -> bool:
-        """Whether all ranks of a running node have returned; a member knows it only from the lead."""
+        """Whether there is a running node whose ranks have all returned from their call.
+
+        Only the lead receives this from every node. A member receives the result from the lead.
+        """
         return any(
             peer.said.has_returned and peer.said.phase == "up" and peer.state != "lost"
             for peer in self.peers.values()
@@ -149,14 +152,17 @@ class Gang:
 
     @property
     def has_ending_node(self) -> bool:
-        """Whether a rank of another node is about to end by itself; a member knows it only from the lead."""
+        """Whether a rank of another node is about to end by itself, because it was asked to.
+
+        Only the lead receives this from every node. A member receives the result from the lead.
+        """
         return any(
             peer.said.is_ending and peer.state != "lost" for peer in self.peers.values()
         )
 
     @property
     def has_paused_node(self) -> bool:
-        """Whether a rank of another node waits for the user's input; only the lead knows it of all nodes."""
+        """Whether a rank of another node waits for the user's input. On a member it is about the lead's ranks only."""
         return any(
             peer.said.is_paused and peer.state != "lost" for peer in self.peers.values()
         )

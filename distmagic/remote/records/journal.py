@@ -109,9 +109,10 @@ class Journal:
         return False
 
     def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
-        """Return some lines after number `n`, with their text, and the number of the last of them.
+        """Return the number of the last event returned, and the lines of the events after number `n`.
 
-        A `Skipped` replaces events that are neither on disk nor in memory any more.
+        The line of an output event includes its text. The line at which `max_bytes` are exceeded is the last one; call
+        again for the rest. A `Skipped` replaces events that are neither on disk nor in memory any more.
         """
         found = bytearray()
         for number, line in _without_gaps(self._lines(n), n, self.last):
@@ -178,7 +179,7 @@ def hello(folder: Path) -> protocol.Hello | None:
 
 
 def replay(folder: Path, after: int) -> Iterator[bytes]:
-    """Yield every line after number `after`, with its text, for a job that has ended; like `Journal.after`."""
+    """Yield the lines of all events after number `after` of a job that has ended, as `Journal.after` returns them."""
     for _, line in _without_gaps(read(folder, after), after):
         yield expand(line, folder)
 

@@ -90,9 +90,10 @@ def _read(folder: Path) -> protocol.JobListing:
 
 
 def kept_for(job: Path) -> str:
-    """Return the owner of a job's folder, without the part that distinguishes processes of one script.
+    """Return the owner of a job's folder, as it counts for the limit of disk use; "" if unknown.
 
-    "" if unknown.
+    All processes of a script count as one owner, and so do all kernels without a notebook path: the end of the name,
+    ` (process ...)` or ` (kernel ...)`, is cut off (names.py).
     """
     for file in places.matching(job, f"*/{FILE}"):
         with contextlib.suppress(OSError, ValueError):

@@ -103,10 +103,10 @@ def visible(found: int, mask: str | None) -> int:
 
 
 def nvidia_uuids() -> tuple[str, ...]:
-    """Return the names of NVIDIA's GPUs that are equal in all containers and allocations of this machine, by number; ()
-    for none.
+    """Return the UUIDs of NVIDIA's GPUs, in the order of NVML's indices; () for none.
 
-    A GPU without a readable UUID has its number instead.
+    A GPU has the same UUID in all containers and allocations of this machine. The index replaces a UUID that can't be
+    read.
     """
     with open_nvml() as nvml:
         found = []
@@ -163,9 +163,11 @@ def _count_amd() -> int:
 
 
 def route(peer: str) -> tuple[str, str]:
-    """Return this host's own address and its interface on the route to `peer`.
+    """Return this host's own address on the route to `peer`, and the network interface that has the address.
 
-    For "" it is the address to which the SSH client has connected, or the one towards a scheduler's log-in node.
+    Without a `peer` ("") the address is the one to which the SSH client has connected. If that is a loopback address or
+    no longer exists, the address is the one towards DISTMAGIC_CLIENT, such as a scheduler's log-in node. The interface
+    is "" if there is none, and on systems other than Linux. Raises OSError if no route leads to `peer`.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)

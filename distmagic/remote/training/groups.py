@@ -84,9 +84,10 @@ def install(
     begins: Callable[[ModuleType], None] | None = None,
     ends: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start to record in this process, whose variables are still those of torchrun.
+    """Start to record the process groups of this rank. Call it while `os.environ` still has torchrun's variables.
 
-    `begins` is called with torch's module of groups before the first group is made, and `ends` before groups are ended.
+    `begins` is called once, before the first `init_process_group`, with torch's module `distributed_c10d`. `ends` is
+    called each time before groups are destroyed or aborted.
     """
     _notes.given = dict(os.environ)
     _notes.begins, _notes.ends = begins, ends
@@ -108,7 +109,10 @@ def let_go() -> None:
 
 
 def begin_cell(number: int) -> None:
-    """Record that this rank starts a cell. Its number, and what ranks do in it, is the same on all ranks."""
+    """Record that this rank starts the cell `number`, and count its calls of `init_process_group` from 0 again.
+
+    Both numbers are in the key prefix of a group. So all ranks must pass the same number, and make the same calls.
+    """
     # Reading torch's records of each call would slow cells down. torch reads this at its first call.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
     _notes.cell = number
@@ -116,7 +120,10 @@ def begin_cell(number: int) -> None:
 
 
 def calls() -> tuple[GroupCalls, ...]:
-    """Return the number of calls of this rank in each of its groups, only of those that all ranks of a group make."""
+    """Return the number of this rank's calls in each of its groups, and the name of its last collective call.
+
+    Calls that only some ranks of a group make (`_UNMATCHED`) do not count.
+    """
     c10d: Any = sys.modules.get(_C10D)
     last = _last_calls() if c10d else {}
     found = []
@@ -138,7 +145,7 @@ def is_broken() -> bool:
 
 
 def break_all() -> None:
-    """Make the call fail in which this rank waits for others, in any group. Called on a separate thread."""
+    """Break all groups, so that a call in which this rank waits for others fails. Called on a separate thread."""
     making = _notes.making
     c10d: Any = sys.modules.get(_C10D)
     if making is not None:
@@ -274,7 +281,10 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_alone(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a call whose number differs between ranks of a group; gloo counts it like calls of all ranks."""
+    """Make a call that only some ranks of a group make, and record it as unmatched.
+
+    gloo's counter of the group includes such calls, so `calls` subtracts them.
+    """
     before = dict(_numbers())
     try:
         return original(*args, **kwargs)
@@ -330,7 +340,10 @@ def recorded() -> Iterable[dict[str, Any]]:
 
 
 def _last_calls() -> dict[str, str]:
-    """Return {group: the last call of all its ranks on this rank}, as far as torch records them."""
+    """Return {group: this rank's last collective call in it} from torch's flight recorder.
+
+    A group without a recorded call is left out. {} for a torch with another format of records.
+    """
     found = {}
     try:
         for entry in recorded():
@@ -343,7 +356,7 @@ def _last_calls() -> dict[str, str]:
 
 
 def _look(c10d: Any) -> None:
-    """Record the current process groups."""
+    """Record whether this rank has a process group, and whether a group of several ranks was used."""
     if c10d is None or _notes.use == "used":
         return
     try:
@@ -356,7 +369,7 @@ def _look(c10d: Any) -> None:
 
 
 def _keep(c10d: Any) -> None:
-    """Keep gloo groups that models hold; release those whose models are gone."""
+    """Keep references to gloo groups that models hold; release the groups whose models are gone."""
     try:
         groups = list(c10d._world.pg_map)  # noqa: SLF001
     except AttributeError:  # a torch that stores its groups elsewhere

@@ -53,9 +53,10 @@ class NoSource(pickle.PicklingError):
 
 
 class SourceForm:
-    """Writes code as source for Python versions from `oldest` (major, minor) on. Use one object for each pickle.
+    """Replaces code objects by source for Python `oldest` (major, minor) and later. Use one object for each pickle.
 
-    `call` is the code of a cell's last expression, which is not a function in any text, and `expression` is its text.
+    `call` is the code object of a cell's last expression, and `expression` is its source. Other code objects are found
+    by name and line in the text of their cell; `call` is not in that text.
     """
 
     def __init__(

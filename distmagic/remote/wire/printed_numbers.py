@@ -138,7 +138,10 @@ class PrintedRows:
             _, _, self._text = self._text[-_KEPT_BYTES:].partition(b"\n")
 
     def take(self, at_s: float) -> list[MetricRow]:
-        """Return the rows of the complete lines since the last call, dated `at_s` seconds after the rank's start."""
+        """Return rows of metrics from the lines that were completed since the last call.
+
+        `at_s` is the time that new rows get, in seconds since the rank's start.
+        """
         text, _, self._text = self._text.rpartition(b"\n")
         if not may_have_numbers(text):
             return []

@@ -48,7 +48,10 @@ _LAST_LINES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SkyAnswer:
-    """The result of a command: `out` is stdout of `status`, `said` the end of its output."""
+    """The result of a command. `code` is its exit code, and `said` are the last lines of its output, without `out`.
+
+    `out` is the stdout of `sky status`, "" for other commands.
+    """
 
     code: int
     out: str
@@ -237,7 +240,10 @@ def take_down(cluster: str, asker: NotebookAsker) -> str:
 
 
 def take_down_soon(cluster: str) -> str:
-    """Request the shutdown of a cluster that is being launched; return the state of that as text."""
+    """Ask SkyPilot to shut down a cluster whose launch failed or was interrupted, without waiting for the shutdown.
+
+    Returns a sentence for the user: the shutdown has begun, or why it has not and which command repeats it.
+    """
     said = _failure(("down", "--yes", "--async", cluster), _SOON_S)
     if said:
         return f"It may not be taken down: {said} By hand: sky down {cluster}"

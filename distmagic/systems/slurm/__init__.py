@@ -1,11 +1,11 @@
-"""Gets nodes from Slurm, on a log-in node, and keeps them until they are unused; exports a job as a folder for sbatch.
+"""Allocates nodes by Slurm's commands on a log-in node, and ends idle allocations; exports a job for sbatch.
 
-How data flows. Pure modules parse the request and Slurm's answers; few lines act.
+How data flows. Pure modules parse the request and Slurm's answers; the other modules run commands.
 
     the line's flags    --hosts.asked-->                     SlurmRequest
-    SlurmRequest        --submission-->                      sbatch's arguments and script
-    these               --allocation, by a Shell-->          a job, pending
-    squeue's rows       --job_states-->                      JobState; in words for the view
+    SlurmRequest        --submission-->                      arguments and script for sbatch
+    both of them        --allocation, by a Shell-->          a pending job
+    squeue's rows       --job_states-->                      JobState, and its description for the view
     a running job       --nodelist-->                        names of nodes: Hosts of this allocation
     a node              --srun-->                            Transport, used by the same launcher as SSH
 
@@ -26,5 +26,5 @@ The package does not use runs, ranks or torch, and leaves no file on the log-in 
     srun_words.py    arguments of srun, and its error messages                             pure
     srun.py          transport: nodes of a job, each process a step of srun on a log-in node
     inside.py        the variables of a node of a job                                      pure
-    export.py        two forms: a task a node, a task a rank                               pure
+    export.py        two sbatch files: one task for each node, or one for each rank        pure
 """

@@ -171,7 +171,10 @@ class Allocation:
         raise AssertionError("there is always another pause")
 
     def _look(self, asker: Asker) -> job_states.JobState | None:
-        """Return the job's row, None if Slurm no longer knows it. Raises `Unreachable` if Slurm can't be asked."""
+        """Return the job's row in `squeue`, None if Slurm no longer lists the job.
+
+        Raises `Unreachable` if `squeue` fails.
+        """
         found = commands.look(self._shell, self.job, asker)
         return found.get(self.job)
 

@@ -22,9 +22,9 @@ _MISSING = r"\b{program}: (?:command )?(?:not found|No such file or directory)\s
 
 
 def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
-    """Return Slurm's data about a job; for "" about all jobs of this user.
+    """Return {job ID: state} for one job, or for all jobs of this user if `job` is "".
 
-    A job that Slurm no longer knows is left out. Raises `Unreachable` if Slurm can't be asked.
+    A job that Slurm no longer lists is left out. Raises `Unreachable` if `squeue` fails.
     """
     answer = shell.run(job_states.squeue(job), asker)
     if "Invalid job id" in answer.err:  # it has ended some minutes ago

@@ -205,7 +205,7 @@ _FAILED_WHEN_HELD = (
 def ended(
     job: str, state: JobState | None, said: str = "", *, was_held: bool = False
 ) -> AllocationEnded:
-    """Return the error of a finished job; None: Slurm no longer knows it.
+    """Return the error of a finished job. `state` is None if Slurm no longer lists the job.
 
     `said` is the output of its script; `was_held`: all keepers had started.
     """

@@ -26,7 +26,7 @@ from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
-from distmagic.render.quantities import duration
+from distmagic.render.quantities import duration, plural
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
@@ -144,7 +144,7 @@ class Ranks:
     def __repr__(self) -> str:
         state = self.state
         where = ", ".join(self.hosts)
-        return f"<ranks {self.name}: {len(state.workers)} on {where}, {state.phase}, {len(self.history)} cells>"
+        return f"<ranks {self.name}: {len(state.workers)} on {where}, {state.phase}, {plural(len(self.history), 'cell')}>"
 
     # ---- values
 

@@ -139,7 +139,7 @@ class Link:
         if isinstance(message, protocol.AgentGone):
             raise PreflightError(
                 self.host.name,
-                f"its agent ended at once: {message.error or 'without a word'}.",
+                f"its agent ended at once: {message.error or 'it reported no reason'}.",
             )
         if not isinstance(message, (kind, *more)):
             raise ProtocolError(

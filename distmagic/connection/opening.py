@@ -7,7 +7,7 @@ from functools import partial
 
 from distmagic.connection import limits
 from distmagic.connection.link import BOOT_TIMEOUT_S, Link
-from distmagic.errors import ConnectionLost, HostError, PreflightError, ProtocolError
+from distmagic.errors import ConnectionLost, HostError, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot
@@ -91,11 +91,7 @@ def _boot(link: Link, process: Process, bundle: LocalBlob, access: Access) -> No
     link.python = reply.python
     preflight.check_oldest_python(name, reply.python, str(reply.executable))
     if reply.error:
-        raise PreflightError(
-            name,
-            f"can't write to {reply.home}: {reply.error}.",
-            "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
-        )
+        raise preflight.not_writable(name, reply.home, reply.error)
     if reply.have:
         link.write(b"0\n")
     else:

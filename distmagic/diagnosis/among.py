@@ -32,8 +32,8 @@ class Trait:
 
 
 def limit(value: int, unit: int = 1, words: str = "") -> str:
-    """Return a limit as text, "none" without one."""
-    return "none" if value < 0 else f"{value // unit:,}{words}"
+    """Return a limit as text, "unlimited" without one."""
+    return "unlimited" if value < 0 else f"{value // unit:,}{words}"
 
 
 def models(one: Subject) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ def text(report: Diagnosis) -> str:
     """Return everything: what was checked, the table, and the findings with their cures."""
     parts = [headline(report)]
     for title, table in tables(report):
-        lines = aligned(rows(report, table))
-        parts.append("\n".join([f"{title}:", *lines] if title else lines))
+        parts.append("\n".join([f"{title}:", *aligned(rows(report, table))]))
     if report.findings:
         parts.append(in_words(report.findings))
     return "\n\n".join(parts)
@@ -30,10 +29,13 @@ def in_words(findings: Sequence[Finding]) -> str:
 
 
 def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
-    """Return the non-empty tables, each with its title; "" for the table of hosts."""
+    """Return the non-empty tables, each with its title."""
     every = (
-        ("", report.table),
-        ("Whether the row's host reaches the column's host", report.square),
+        (
+            "Values of each host (*: see the finding below, -: none or unknown)",
+            report.table,
+        ),
+        ("Connections from the row's host to the column's host", report.square),
         ("Bandwidth and latency of pairs", report.speeds),
     )
     return [(title, table) for title, table in every if table]
@@ -46,7 +48,7 @@ def headline(report: Diagnosis) -> str:
     what = ", ".join(parts) or "nothing is wrong"
     line = f"{q.plural(len(report.hosts), 'host')}: {what} ({report.took_s:.1f} s)"
     alike = "; ".join(plain(one) for one in report.alike)
-    return f"{line}\nAlike: {alike}" if alike else line
+    return f"{line}\nNo difference found: {alike}" if alike else line
 
 
 def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:

@@ -10,9 +10,9 @@ from distmagic.diagnosis.finding import ANY_PORT, Finding, Line, Subject, filled
 _WORDS = {
     "refused": "refused",
     "silent": "no answer",
-    "half": "small packets arrive, large ones do not",
+    "half": "large packets are lost",
     "no route": "no route",
-    "no name": "its name is not known there",
+    "no name": "its name is unknown there",
     "another": "something else answers",
 }
 _CURES = {
@@ -130,9 +130,9 @@ def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...
         cells, shut = [], 0
         for name in hosts:
             doors = {port: answer for (host, port), answer in one.dials.items() if host == name}  # fmt: skip
-            closed = {port: answer for port, answer in doors.items() if answer != "open"}  # fmt: skip
+            closed = {port: _WORDS[answer] for port, answer in doors.items() if answer != "open"}  # fmt: skip
             shut += len(closed)
-            cell = "ok" if doors else ""
+            cell = "ok" if doors else "not tested" if name != one.name else ""
             if closed:
                 cell = ", ".join(f"{port} {answer}" for port, answer in closed.items())
             if ANY_PORT in closed or len(closed) == every > 0:

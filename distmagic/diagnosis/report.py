@@ -137,7 +137,7 @@ def _looked_at(subject: Subject) -> dict[str, str]:
         "host name": examined.hostname,
         "own name": next(iter(examined.name_addresses), "none"),
         "disk": f"{subject.facts.free_bytes / (1 << 30):,.1f} GiB",
-        SHARED_MEMORY: among.limit(examined.shm_bytes, 1 << 20, " MiB"),
+        SHARED_MEMORY: f"{max(examined.shm_bytes, 0) >> 20:,} MiB",
     }
 
 
@@ -167,6 +167,6 @@ def with_pairs(
 
 def with_failure(before: Report, error: DistmagicError) -> Report:
     """Return the report with the error of the measuring run."""
-    evidence = f"a run of one rank a host failed. {error.message}"
+    evidence = f"a run of one rank per host failed. {error.message}"
     finding = Finding("error", before.hosts[0], "collective", evidence, error.hint)
     return replace(before, findings=(finding, *before.findings))

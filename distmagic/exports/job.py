@@ -79,8 +79,8 @@ class ExportedJob:
                 value.encode()
             except UnicodeEncodeError:
                 raise UsageError(
-                    f"--env {name}: the value is not UTF-8 text.",
-                    "A file of a job can't hold it.",
+                    f"--env {name}: the value has bytes that are not UTF-8, and a job's file holds UTF-8 only.",
+                    "Leave the flag out, and set the variable in the program.",
                 ) from None
         if self.spec.rdzv_endpoint and self.request.chooses_hosts:
             raise UsageError(

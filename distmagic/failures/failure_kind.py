@@ -82,8 +82,8 @@ _CURES = (
             re.IGNORECASE,
         ),
         (
-            "A rank waited too long in a collective call: another one is slow, or never made that call. --hang-timeout 5m shows "
-            "where each rank is before it comes to this."
+            "A rank waited longer than the time limit in a collective call. Another rank is slow, or did not make that call.\n"
+            "Run again with a --hang-timeout below that limit, such as 5m. This flag shows where each rank waits, and ends the run."
         ),
     ),
 )

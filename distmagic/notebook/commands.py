@@ -61,7 +61,7 @@ SUBCOMMANDS = (
             ("LIST", "set the hosts of this notebook: gpu-a:4,gpu-b:2"),
             (
                 "--hostfile FILE",
-                "the same from a file with one host a line: gpu-a slots=4",
+                "the same from a file with one host per line: gpu-a slots=4",
             ),
             (
                 "LIST --python P --ssh-config F",

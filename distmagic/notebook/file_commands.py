@@ -30,15 +30,11 @@ _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 def get(line: CommandLine) -> None:
     """Download a file, a folder with all its files, or all files that match a pattern; print their new paths."""
+    from distmagic.payload.work_files import new_folder
+
     above, pattern = split_pattern(line.words[1])
-    to = os.path.expanduser(line.words[2] if line.words[2:] else ".")
-    # Python leaves `~name` of an unknown user unchanged; a folder of that name invites `rm -rf ~`.
-    if to.startswith("~"):
-        raise UsageError(
-            f"%distributed get: no user of this machine has the home of {to}.",
-            "Name another folder.",
-        )
-    for path in _folder(line, above).fetch(pattern, Path(to)):
+    to = new_folder(line.words[2] if line.words[2:] else ".", "%distributed get")
+    for path in _folder(line, above).fetch(pattern, to):
         print(sanitize.line(str(path)))  # the host has chosen its name
 
 
@@ -47,7 +43,7 @@ def put(line: CommandLine) -> None:
     is_for_all = line.flags.all
     if len(line.words) not in ((1, 2) if is_for_all else (2, 3)):
         raise UsageError(
-            f"%distributed put {' '.join(line.words)}: this is neither for one host nor for all.",
+            f"%distributed put {' '.join(line.words)}: too few words, or too many.",
             "Write %distributed put HOST PATH [TO], or %distributed put PATH --all [TO].",
         )
     if is_for_all:
@@ -77,9 +73,9 @@ def _put_all(line: CommandLine) -> None:
     places = dict.fromkeys(
         str(PurePosixPath(to) / one.resolve().name) for one in sources
     )
-    where = f"{', '.join(host.name for host in hosts)}: {', '.join(places)}"
-    files = f"{count:,} file{'s' if count > 1 else ''}"
-    print(sanitize.line(f"{where} ({files}, {size_bytes / 1e6:,.1f} MB)"))
+    where = f"{', '.join(places)} on {', '.join(host.name for host in hosts)}"
+    files = f"{count:,} file{'s' if count > 1 else ''} ({size_bytes / 1e6:,.1f} MB)"
+    print(sanitize.line(f"Copied {files} to {where}"))
 
 
 def _local_path(text: str) -> Path:

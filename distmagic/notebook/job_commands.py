@@ -182,7 +182,7 @@ def add(line: CommandLine) -> None:
 
     def tell(host: str, node_rank: int) -> None:
         say(
-            f"{host} has joined {job.name} as node {node_rank}; its ranks start after the next rendezvous"
+            f"{host} has joined job {job.name} as node {node_rank}; its ranks start after the next rendezvous"
         )
 
     # The first host assigns node numbers, so it is connected to as well.
@@ -194,19 +194,19 @@ def stop(line: CommandLine) -> None:
     run = line.notebook.session().background.find(line.words[0])
     if run is not None and run.state.phase == "waiting":
         run.stop()
-        say(f"{run.job} no longer waits for devices")
+        say(f"Job {run.job} no longer waits for devices")
         return
     job, hosts = find_known(line, line.words[0])
     if not job.is_running:
         raise UsageError(f"Job {job.name} has already ended ({job.phase}).")
     stopped = line.housekeeping.stop(reach(line, hosts, job.name), job)
     if stopped.ended:
-        say(f"{job.name} was stopped on {', '.join(stopped.ended)}")
+        say(f"Job {job.name} was stopped on {', '.join(stopped.ended)}")
     for name, error in stopped.unknown.items():
         say(f"{name}: processes of the job may still run. {error.message}")
     missing = tuple(dict.fromkeys(job.missing))
     if missing:
-        say(f"{', '.join(missing)} could not be asked")
+        say(f"{', '.join(missing)} did not answer")
     unknown = [*stopped.unknown, *missing]
     if unknown:
         text = f"What still runs on {', '.join(unknown)} {_what_ends(job)}."

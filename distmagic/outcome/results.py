@@ -125,7 +125,7 @@ class Results(Mapping[int, Any]):
         return (ended.result_bytes or 0) if ended else 0
 
     def _no_result(self, rank: int) -> NoResult:
-        hint = f"Ranks with a result: {list(self)}."
+        hint = f"Ranks with a result: {list(self) or 'none'}."
         worker = self._state.workers.get(rank)
         if worker is None:
             return unseen_rank(self._state, rank) or NoResult(
@@ -165,7 +165,7 @@ class Results(Mapping[int, Any]):
                 raise NoResult(
                     f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "
                     f"{error.strerror or error}.",
-                    "It is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
+                    "The result is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
                 ) from error
             # Mapped: the file can be deleted, and its bytes remain until they are unused.
             return parcel.load(path)

@@ -21,6 +21,7 @@ from distmagic.outcome.shown import cell_number, display_page, leave_out
 from distmagic.remote.records import journal
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.request.spec import check_tracker
+from distmagic.state.hangs import listed
 from distmagic.state.model import RunState
 from distmagic.tracking.points import Unsent
 from distmagic.tracking.writers import TensorBoard
@@ -230,9 +231,10 @@ class Run(Returned):
                 f"Rank {rank} has not started yet: the run is {self.state.phase}.",
                 "Ask again when the view shows that rank.",
             )
+        there = listed(sorted(self.state.workers)) or "none has started"
         raise unseen_rank(self.state, rank) or UsageError(
             f"There is no rank {rank} in this run.",
-            f"Its ranks: {sorted(self.state.workers)}.",
+            f"Its ranks: {there}. See print({self.state.variable}).",
         )
 
     def __repr__(self) -> str:

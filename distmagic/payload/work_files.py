@@ -144,6 +144,18 @@ def named_folder(sync: str) -> Path:
     return folder
 
 
+def new_folder(text: str, where: str) -> Path:
+    """Return a folder of this machine, which may not exist. Raises `UsageError` naming `where` for an unknown home."""
+    folder = os.path.expanduser(text)
+    # Python leaves `~name` of an unknown user unchanged; a folder of that name invites `rm -rf ~`.
+    if folder.startswith("~"):
+        raise UsageError(
+            f"{where} can't find the folder {text}: this machine has no such home directory.",
+            "Name the folder by its full path.",
+        )
+    return Path(folder)
+
+
 def may_travel(folder: Path, limit_bytes: int) -> bool:
     """Whether `with_tree` would accept a folder that the user has not named: no home, not too large, and readable."""
     try:

@@ -120,6 +120,14 @@ def check_system(host: str, system: str) -> None:
         )
 
 
+def not_writable(host: str, folder: str, why: str) -> PreflightError:
+    """Return the error for a directory of distmagic in which the host can't write a file."""
+    cure = "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
+    if "[Errno 27]" in why:  # EFBIG
+        cure = "Raise the limit of file sizes: write `ulimit -f unlimited` at the start of ~/.bashrc there (an administrator may have to allow it)."
+    return PreflightError(host, f"can't write to {folder}: {why}.", cure)
+
+
 def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
     """Return warnings about possible problems of a host. Raises `PreflightError` for certain ones.
 
@@ -132,11 +140,7 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
             f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
         )
     if facts.write_error:
-        raise PreflightError(
-            host,
-            f"can't write to {facts.state_dir}: {facts.write_error}.",
-            "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere.",
-        )
+        raise not_writable(host, facts.state_dir, facts.write_error)
     if facts.free_bytes < places.FULL_BYTES:
         raise PreflightError(
             host,

@@ -376,5 +376,5 @@ def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
             names = one_line(", ".join(node.survivors))
             yield Alert(
                 level="error",
-                text=f"still running on {plain(node.host)}, could not be ended: {names}",
+                text=f"did not end on {plain(node.host)}, even after SIGKILL: {names}",
             )

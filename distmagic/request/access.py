@@ -72,7 +72,12 @@ class Access:
         f"longest time to connect ({CONNECT_TIMEOUT_S:g}s)",
         "TIME",
         read=parse_duration,
-        within=(1e-9, DAY_S, "a time", "Use seconds, up to a day."),
+        within=(
+            1e-9,
+            DAY_S,
+            "a time above 0, up to 1 day",
+            "Use a number of seconds, such as 60.",
+        ),
         not_with="export workflow",
         default=CONNECT_TIMEOUT_S,
     )
@@ -81,7 +86,12 @@ class Access:
         f"how long ranks outlive a lost notebook ({LEASE_S:g}s)",
         "TIME",
         read=parse_duration,
-        within=(1, DAY_S, "a lease", "Use 1 second to a day."),
+        within=(
+            1,
+            DAY_S,
+            "a time from 1 second to 1 day",
+            "Use a number of seconds, such as 60.",
+        ),
         not_with="export",
         default=LEASE_S,
     )
@@ -90,7 +100,12 @@ class Access:
         "how long hosts keep torch loaded for the next run (15m; 0: not at all)",
         "TIME",
         read=time_or_zero,
-        within=(0, DAY_S, "a time", "Use 0 (never) to a day."),
+        within=(
+            0,
+            DAY_S,
+            "a time from 0 to 1 day",
+            "Use 0 (never), or a number of seconds.",
+        ),
         not_with="export workflow",
         default=WARM_IDLE_S,
     )

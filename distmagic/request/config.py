@@ -36,7 +36,9 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         [Unicode(), List(Unicode())],
         help="Hosts and their ranks, such as 'gpu-a:4,gpu-b:2'.",
     )
-    hostfile = Unicode("", help="A file with a host a line, such as 'gpu-a slots=4'.")
+    hostfile = Unicode(
+        "", help="A file with one host per line, such as 'gpu-a slots=4'."
+    )
     ssh_config = Unicode("", help="OpenSSH configuration instead of ~/.ssh/config.")
     ssh_command = Unicode("", help="Reach hosts with this program, such as 'ssh'.")
     python = Unicode("", help="Python interpreter on the hosts.")
@@ -45,7 +47,7 @@ class Distmagic(Configurable):  # type: ignore[misc, unused-ignore]  # traitlets
         key_trait=Unicode(),
         help="Interpreters of single hosts, by the host's name.",
     )
-    nproc_per_node = Unicode("", help="Ranks a host: a number, gpu, cpu or auto.")
+    nproc_per_node = Unicode("", help="Ranks per host: a number, gpu, cpu or auto.")
     payload_limit = Unicode(
         f"{PAYLOAD_LIMIT_BYTES >> 20}M", help="Largest captured data."
     )

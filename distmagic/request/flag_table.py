@@ -30,7 +30,7 @@ _OF_HOSTS = (
         "LIST",
         read=lambda text, _: parse_hosts(text),
     ),
-    Flag("hostfile", "hosts", "a file with a host a line: gpu-a slots=4", "FILE"),
+    Flag("hostfile", "hosts", "a file with one host per line: gpu-a slots=4", "FILE"),
 )
 _OF_A_SCHEDULER = (
     Flag(

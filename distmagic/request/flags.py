@@ -343,8 +343,8 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
             f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
             "Leave them out; --nodes N sets the number.",
         )
-    hint = "Leave it out."
-    _refuse(args, "workflow", f"means nothing with --on {args.on}", hint)
+    why = f"does not work with --on {args.on}: that system starts the ranks, and not this notebook"
+    _refuse(args, "workflow", why, "Leave the flag out.")
     return _folder(args, system.name, ".")
 
 

@@ -128,11 +128,15 @@ def parse_host(text: str) -> Host:
 def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
     if rest.startswith("["):
         address, bracket, tail = rest[1:].partition("]")
-        if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
-            raise UsageError(
-                f"{whole!r}: the part in brackets is not an IPv6 address.",
-                "Write [fe80::1]:22.",
-            )
+        fault = ""
+        if not bracket:
+            fault = "the closing bracket is missing"
+        elif not _is_ipv6(address):
+            fault = "the part in brackets is not an IPv6 address"
+        elif tail and not tail.startswith(":"):
+            fault = "the colon after the closing bracket is missing"
+        if fault:
+            raise UsageError(f"{whole!r}: {fault}.", "Write [fe80::1]:22.")
         return address, tail[1:].split(":") if tail else []
     if rest.count(":") > 1 and _is_ipv6(rest.partition("%")[0]):
         return (rest if _is_ipv6(rest) else ""), []  # otherwise its zone is missing
@@ -224,7 +228,8 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             ) from None
     if not hosts:
         raise UsageError(
-            f"{path}: no host in this hostfile.", "Write one host a line: gpu-a slots=4"
+            f"{path}: no host in this hostfile.",
+            "Write one host per line: gpu-a slots=4",
         )
     return tuple(hosts)
 

@@ -231,7 +231,8 @@ class Delivery:
             if isinstance(answer, protocol.NeedBlob):
                 if answer.sha256 not in at:
                     raise ProtocolError(
-                        f"{link.host.name} asked for bytes that nobody offered."
+                        f"{link.host.name} requested a file that is not part of this run.",
+                        "This is a bug, or a fault of the host. Run the cell again.",
                     )
                 if server and answer.why:
                     self._note(

@@ -186,13 +186,7 @@ def write(
         hosts=tuple((host.name, host.slots) for host in hosts if not host.is_local),
         python=request.access.python_of("") or "",
     )
-    try:
-        where = Path(request.export.folder).expanduser()
-    except RuntimeError:
-        raise UsageError(
-            f"--export: no user of this machine has the home of {request.export.folder}.",
-            "Name another folder.",
-        ) from None
+    where = work_files.new_folder(request.export.folder, "--export")
     folder.write(where, systems.files(job))
     form = (
         f"the call as it was pickled ({program.why})"

@@ -159,8 +159,8 @@ class Part:
     def refusal(self, flag: str) -> UsageError:
         """Return the error for a flag by which a cell would end before its run."""
         return UsageError(
-            f"{self.place.words}: a job ends with the commands of its nodes, so {flag} means nothing here.",
-            "Leave it out.",
+            f"{self.place.words}: a job ends with the commands of its nodes, so {flag} does not work here.",
+            "Leave the flag out.",
         )
 
     def transport(self, host: Host) -> Transport:

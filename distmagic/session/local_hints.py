@@ -129,8 +129,9 @@ def _of_name(failure: Failure) -> str:
     if not is_asked_for.get(failure.type) or name not in vars(sys.modules["__main__"]):
         return ""
     return (
-        f"{name} is in the notebook, and the ranks do not have it. It travels if the call's code names it, not if only a "
-        "text does. Name it in the function's code, or pass it as an argument."
+        f"{name} is defined in the notebook, but the ranks did not receive it. A run sends the names in its function's code, "
+        "but not those in a text (eval, getattr, unpickling) or in a file.\n"
+        "Write this name in the function, or pass its value as an argument."
     )
 
 

@@ -39,7 +39,11 @@ def verdict(state: RunState) -> RunError | None:
         f"{what} on {node.host}" for node in state.nodes for what in node.survivors
     ]
     if error is not None and survivors:
-        hint = f"{error.hint}\nStill running, the kernel could not end it: {'; '.join(survivors)}"
+        hint = (
+            f"{error.hint}\nThese processes did not end, even after SIGKILL: {'; '.join(survivors)}. "
+            "A process in state D waits for a disk or a device.\n"
+            "On its host, with its pid: ps -o pid,stat,wchan,cmd -p PID"
+        )
         error.hint = sanitize.lines(hint.strip())
     return error
 
@@ -140,11 +144,12 @@ def _interrupted(state: RunState) -> Cancelled:
         return Cancelled(INTERRUPTED_WHEN_OVER)
     where_they_were, _, _ = _stood_still(state)
     hint = _joined(where_they_were, _lost_hint(state))
-    had_begun = any(why != NEVER_BEGAN for _, why in state.lost)
-    where = (
-        "every rank that could be reached" if had_begun else "every rank on every host"
-    )
-    return Cancelled(f"The run was interrupted; {where} was stopped.", hint)
+    what = "every rank on every host was stopped"
+    if any(why != NEVER_BEGAN for _, why in state.lost):
+        what = "every rank that could be reached was stopped"
+    if any(node.survivors for node in state.nodes):
+        what = "some of its processes did not end"
+    return Cancelled(f"The run was interrupted; {what}.", hint)
 
 
 def _joined(*lines: str) -> str:
@@ -206,8 +211,8 @@ def _failed_unseen(state: RunState, node: NodeState) -> RunError:
             return _worker_failed(state, worker)
     why = dict(state.lost)[node.node_rank].rstrip(".")
     return RunError(
-        f"{node.host} failed, and the others were stopped. The cause is unknown, because that host was lost before: {why}.",
-        f"%distributed attach {state.job} shows it as soon as {node.host} can be reached, if it still has it.",
+        f"{node.host} failed, and the other hosts were stopped. The cause is unknown: the notebook had lost {node.host} before ({why}).",
+        f"When {node.host} answers again, this command may show the cause: %distributed attach {state.job}",
     )
 
 

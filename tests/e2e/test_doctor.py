@@ -197,7 +197,11 @@ BOTH_WAYS = [("error", "dm2", "dialled from dm3"), ("error", "dm3", "dialled fro
         (refused_port, [FROM_FIRST], "refused"),
         (one_way, [FROM_FIRST], "no answer"),
         (torchs_port, [("warning", "dm2", "dialled from dm1 at 29500")], "no answer"),
-        (large_packets, [("warning", "dm1", "MTU"), *BOTH_WAYS], "large ones do not"),
+        (
+            large_packets,
+            [("warning", "dm1", "MTU"), *BOTH_WAYS],
+            "large packets are lost",
+        ),
     ],
 )
 def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):

@@ -132,7 +132,7 @@ def test_a_host_comes_to_a_job_that_was_left_alone(lab, tmp_path):
         assert f"dm1 can't join job {job}" in refused
         assert "%distributed add needs" in notebook.fail("%distributed add x")
         said = notebook.run(f"%distributed add {job} dm2:1")
-        assert said.startswith(f"dm2 has joined {job} as node 1")
+        assert said.startswith(f"dm2 has joined job {job} as node 1")
         wait_until(
             lambda: bool(faults.pids(lab.hosts[1], "rank", "*")), "a rank on dm2"
         )

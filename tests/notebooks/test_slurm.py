@@ -41,7 +41,7 @@ def test_cells_on_nodes_of_slurm(slurm, tmp_path):
             >= 2
         )
         refused = notebook.fail(CELL.replace("--nodes 2", "--nodes 2 --partition nope"))
-        assert "UsageError: Slurm refused it" in refused
+        assert "UsageError: Slurm refused the request" in refused
         assert "invalid partition specified: nope" in refused
         notebook.run("%distributed down")
         wait_until(lambda: not slurm.jobs(), "the allocation to end")

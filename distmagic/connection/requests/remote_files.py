@@ -97,7 +97,7 @@ class RemoteFolder:
                 sanitize.line(
                     f"{file.path} can't be written to {to}: {error.strerror or error}."
                 ),
-                "It is still on its host. Make room, or name another folder, and fetch it again.",
+                "The file is still on its host. Make room, or name another folder, and fetch the file again.",
             ) from error
         raise NoResult(
             f"{sanitize.line(file.path)} changed each time while it was fetched.",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from distmagic.remote.records.manifest import is_inside
+from distmagic.remote.records.manifest import checked
 from distmagic.remote.wire.protocol import FoundFile
 
 MOST_FILES = 10_000
@@ -79,8 +79,7 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def opened(folder: str, path: str) -> BinaryIO:
     """Open a file below a folder. Raises OSError, and ValueError for a path that leads outside, even by a link."""
-    if not is_inside(path):
-        raise ValueError(f"{path[:200]!r} is not a path below a folder")
+    checked(path)
     real = os.path.realpath(folder)
     above = os.path.realpath(os.path.dirname(os.path.join(real, path)))
     if os.path.commonpath([real, above]) != real:

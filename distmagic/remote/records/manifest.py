@@ -75,7 +75,7 @@ def decode(data: bytes) -> Manifest:
         for path, pack, size, is_executable in found["files"]:
             files.append(
                 ListedFile(
-                    path=_checked(path),
+                    path=checked(path),
                     pack=pack,
                     offset=ends[pack],
                     size_bytes=size,
@@ -86,8 +86,8 @@ def decode(data: bytes) -> Manifest:
         return Manifest(
             packs=tuple(found["packs"]),
             files=tuple(files),
-            links=tuple((_checked(path), target) for path, target in found["links"]),
-            folders=tuple(_checked(path) for path in found["folders"]),
+            links=tuple((checked(path), target) for path, target in found["links"]),
+            folders=tuple(checked(path) for path in found["folders"]),
             owned=tuple(found["owned"]),
         )
     except (zlib.error, LookupError, TypeError) as error:
@@ -99,7 +99,10 @@ def is_inside(path: str) -> bool:
     return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
-def _checked(path: str) -> str:
+def checked(path: str) -> str:
+    """Return a path with slashes. Raises ValueError unless it stays below the folder that it is relative to."""
     if not is_inside(path):
-        raise ValueError(f"{path[:200]!r} is not a path below a folder")
+        raise ValueError(
+            f"{path[:200]!r} is not a relative path: it has an empty, . or .. part, or a zero byte"
+        )
     return path

@@ -174,7 +174,7 @@ class FileSync:
             return
         there = places.file_type(here)
         if there == stat.S_IFDIR:
-            raise _in_the_way(here, "a link")
+            raise _in_the_way(here, "a link", "a folder")
         if there and not self._is_as_brought(path, before):
             self._stay.append(path)
             return
@@ -189,7 +189,7 @@ class FileSync:
         self._make_folder(inner.rpartition("/")[0])
         path = self._path / inner
         if places.file_type(path) not in (0, stat.S_IFDIR):
-            raise _in_the_way(path, "a folder")
+            raise _in_the_way(path, "a folder", "a file or link")
         path.mkdir(mode=0o700, exist_ok=True)
         self._safe_folders.add(inner)
 
@@ -242,7 +242,7 @@ class FileSync:
         here = self._path / path
         there = places.file_type(here)
         if there == stat.S_IFDIR:
-            raise _in_the_way(here, "a file")
+            raise _in_the_way(here, "a file", "a folder")
         mode = 0o700 if file.is_executable else 0o600
         known = before.files.get(path)
         if self._has(path, coming, known):
@@ -315,7 +315,8 @@ def _source(wanted: Manifest, file: ListedFile) -> list[Any]:
     return [pack, file.offset, file.size_bytes, file.is_executable]
 
 
-def _in_the_way(path: Path, what: str) -> OSError:
+def _in_the_way(path: Path, needed: str, found: str) -> OSError:
     return FileExistsError(
-        f"{path} is in the way of {what} of that name; move it away on that host, or start with an empty directory: --fresh"
+        f"the run needs {needed} at {path}, but {found} is there.\n"
+        "Move it away on this host, or start with an empty directory: --fresh"
     )

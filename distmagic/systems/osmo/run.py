@@ -39,21 +39,33 @@ from distmagic.systems.osmo.workflow import WorkflowRun
 
 _ZIP = "distmagic.zip"
 _OTHER_FLAGS = {
-    "detach": "a workflow needs no notebook: submit it by --export osmo DIR.",
-    "hang_timeout_s": "nobody can ask its ranks where they are.",
-    "fetch": "its files can't be reached: --results URL keeps them.",
-    "devices": "OSMO gives each task its GPUs: --gpus-per-node.",
-    "cwd": "its containers are new: --sync brings files.",
+    "detach": (
+        "this notebook follows the workflow",
+        "Submit a workflow without a notebook: --export osmo DIR.",
+    ),
+    "hang_timeout_s": (
+        "the notebook can't ask the ranks where they wait",
+        "Leave the flag out.",
+    ),
+    "fetch": (
+        "the notebook can't reach the files of the containers",
+        "Name a storage for the files: --results URL.",
+    ),
+    "devices": (
+        "OSMO chooses the GPUs of each task",
+        "Write their number: --gpus-per-node N.",
+    ),
+    "cwd": ("a new container has no such directory", "Send files: --sync DIR."),
 }
 
 
 def check(request: Request) -> None:
     """Raise `UsageError` for flags that a run on OSMO does not support, and if the program `osmo` is missing."""
     osmo.check()
-    for name, why in _OTHER_FLAGS.items():
+    for name, (why, hint) in _OTHER_FLAGS.items():
         if getattr(request.spec, name):
             flag = name.removesuffix("_s").replace("_", "-")
-            raise UsageError(f"--{flag} means nothing with --on osmo: {why}")
+            raise UsageError(f"--{flag} does not work with --on osmo: {why}.", hint)
     assert request.workflow is not None
     results = request.workflow.results
     if results and "://" not in results:
@@ -120,8 +132,8 @@ def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:
     if job.secrets:
         names = ", ".join(secret for secret, _ in job.secrets)
         raise UsageError(
-            f"--env {names}: a secret would lie readable in the workflow.",
-            "Use --export osmo DIR: its README describes how OSMO gets it. Or read it inside the function.",
+            f"--env {names}: everyone who sees the workflow could read the secret.",
+            "Use --export osmo DIR: its README describes how OSMO gets the secret. Or read the secret inside the function.",
         )
     start = protocol.encode(_start(job, payload, terms))
     files = [

@@ -86,5 +86,5 @@ def refusal(login: str, program: str, said: str) -> DistmagicError:
             "Running jobs continue. Try again; scontrol ping shows if it is back.",
         )
     return UsageError(
-        f"Slurm refused it ({program}: {words}).", job_states.ASK_OTHERWISE
+        f"Slurm refused the request ({program}: {words}).", job_states.ASK_OTHERWISE
     )

@@ -233,7 +233,7 @@ def test_a_stop_says_of_each_host_whether_the_job_has_ended_and_what_ends_it_els
     capsys.readouterr()
     jobs.value("%distributed stop busy")
     *begin, unknown, end = capsys.readouterr().out.splitlines()
-    assert begin == [f"busy was stopped on {name}" for name in hosts[:-1]]
+    assert begin == [f"Job busy was stopped on {name}" for name in hosts[:-1]]
     golden(unknown, end)
 
 

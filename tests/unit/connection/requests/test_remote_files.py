@@ -25,7 +25,7 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.remote.contact.file_exchange import FileExchange
-from distmagic.remote.records import found_files
+from distmagic.remote.records import found_files, manifest
 from distmagic.remote.records.atomic_file import resumed_write
 from distmagic.remote.system.processes import up_s
 from distmagic.remote.wire import file_names
@@ -451,7 +451,7 @@ def test_a_file_of_any_name_is_fetched_and_its_name_is_harmless_wherever_it_is_s
         except (NoResult, ProtocolError) as error:
             came = None
             shown.append(error.message)
-        is_fetched = how == "whole" and found_files.is_inside(path)
+        is_fetched = how == "whole" and manifest.is_inside(path)
         assert came == ((f"{to}/{path}", b"abc") if is_fetched else None)
     for text in (*shown, told.getvalue().removeprefix("\r").removesuffix("\n")):
         assert is_harmless(text)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from distmagic import notebook_place
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import RunError, UsageError
-from distmagic.names import work_dir
+from distmagic.names import own_origin, work_dir
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload, pack_call
@@ -204,8 +204,8 @@ def run(  # noqa: PLR0913  # a call, and where it runs
         return launch(chosen, access)
     if background:
         raise part.refusal("background")
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
-    found = part.run(digest_of("function", name), access, spec, launch)
+    digest = digest_of("function", _function_name(fn))
+    found = part.run(digest, access, spec, launch)
     assert found is not None
     return found
 
@@ -242,11 +242,16 @@ def sweep(
         part = session().inside.part(os.environ)
         if part is not None:
             raise part.refusal("a sweep")
-    payloads = {}
+    payloads, directories = {}, {}
     name = spec.name or work_dir(spec).name
+    of_all = f"{spec.name or own_origin()} {_function_name(fn)}"
     for number, given in enumerate(combinations(grid)):
         named = {**(kwargs or {}), **given}
-        payloads[f"{name}-{number}"] = pack_call(
+        run_name = f"{name}-{number}"
+        # Another function, or other arguments, must not continue from these checkpoints.
+        digest = digest_of(of_all, repr(sorted(named.items())))
+        directories[run_name] = f"{run_name}-{digest[:8]}"
+        payloads[run_name] = pack_call(
             partial(fn, **named),
             limit_bytes=payload_limit_bytes,
             labels={},
@@ -254,7 +259,7 @@ def sweep(
         )
     with closing(asker_of()) as asker:
         where = allocation or chosen
-        return begin_sweep(session(), where, access, asker, spec, payloads)
+        return begin_sweep(session(), where, access, asker, spec, payloads, directories)
 
 
 def _tell_options() -> None:
@@ -329,6 +334,10 @@ def _place(
         return place
     usual = os.environ.get("DISTMAGIC_HOSTS", "")
     return parse_hosts(usual) if usual else (), Access()
+
+
+def _function_name(fn: Callable[..., Any]) -> str:
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
 
 
 def _title(

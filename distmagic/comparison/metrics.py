@@ -40,12 +40,17 @@ def metrics_of(state: RunState) -> Metrics:
     """Return the rows of `Run.metrics`. A restarted rank counts its seconds from 0 again: its later rows come last."""
     rows: dict[tuple[int, float, int, float | None], dict[str, float | int | None]] = {}
     for rank, table in state.series.items():
-        for name, series in table.items():
+        # Each restart is seen in the metric with the most points. What was reported together is one row.
+        restarts_at: dict[tuple[float, float | None], int] = {}
+        by_length = sorted(table.items(), key=lambda one: -len(one[1]))
+        for name, series in by_length:
             column = f"{name}_" if name in ("rank", "at_s") else name
             restarts, before_s = 0, 0.0
             for point in series:
                 restarts += point.at_s < before_s
                 before_s = point.at_s
+                place = (point.at_s, point.step)
+                restarts = restarts_at.setdefault(place, restarts)
                 key = (restarts, point.at_s, rank, point.step)
                 rows.setdefault(
                     key, {"rank": rank, "at_s": point.at_s, "step": point.step}

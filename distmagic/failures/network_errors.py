@@ -123,6 +123,9 @@ def in_words(
     `text` is the exception's message, `stderr` has lines of stderr, which contain details that exceptions lack. `names`
     maps each host's address or own name to the user's name for it.
     """
+    # Another exception, such as a ValueError. Without one, a signal has ended the rank.
+    if text and not _LIBRARIES.search(text):
+        return ""
     found = _sharpened(trouble(text), stderr)
     if found is None:
         return ""

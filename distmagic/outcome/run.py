@@ -121,7 +121,7 @@ class Run(Returned):
         path = Path(folder)
         tensorboard = TensorBoard(self.state, path)
         tensorboard.write(Unsent().take(self.state))
-        tensorboard.close()
+        tensorboard.close(has_failed=False)
         return path
 
     def logs(

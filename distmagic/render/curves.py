@@ -13,7 +13,7 @@ from distmagic.render.rows import mean
 from distmagic.render.text_width import cut_middle, plain
 from distmagic.state.model import RunState
 from distmagic.state.phases import ALIVE
-from distmagic.state.series import Bin, places
+from distmagic.state.series import Bin, mean_of, places
 
 MAX_LINES = 8  # ranks with their own line
 _MAX_CURVES = 8
@@ -322,8 +322,7 @@ def joined(curve: Curve) -> list[Bin]:
     found = []
     for x, here in members.items():
         _, lows, means, highs = zip(*here, strict=True)
-        mean_of_all = sum(means) / len(here)
-        found.append(Bin(x=x, low=min(lows), mean=mean_of_all, high=max(highs)))
+        found.append(Bin(x=x, low=min(lows), mean=mean_of(means), high=max(highs)))
     return found
 
 

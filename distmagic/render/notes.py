@@ -8,7 +8,7 @@ from distmagic.render.text_width import one_line, plain
 from distmagic.state.fold import IDLE_SHARE
 from distmagic.state.hangs import listed
 from distmagic.state.model import RunState, WorkerState
-from distmagic.state.standstill import idle_hosts
+from distmagic.state.standstill import IDLE_S, idle_hosts
 
 
 def notes(state: RunState) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _idle(state: RunState) -> Iterator[str]:
     idle = idle_hosts(state)
     if idle:
         yield one_line(
-            f"{', '.join(idle)}: the GPUs of this run are under {IDLE_SHARE:.0%} for {min(idle.values()) / 60:.0f} minutes; "
+            f"{', '.join(idle)}: the GPUs of this run are under {IDLE_SHARE:.0%} for more than {IDLE_S / 60:.0f} minutes; "
             f"%distributed stop {state.job} frees them"
         )
 

@@ -47,11 +47,14 @@ def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
     if all(w.phase == "done" for w in workers):
         return _late_ranks(workers)
     done = {}
+    what = set()  # is counted
     for w in workers:
         steps, _ = w.progress
         if w.phase in ("running", "done") and steps is not None:
             done[w.rank] = steps
-    if len(done) < 2:  # no rank to compare with
+            of_bar = (w.bars_before, w.bars[0].unit) if w.bars else (0, "")
+            what.add(None if w.step is not None else of_bar)
+    if len(done) < 2 or len(what) > 1:  # no rank to compare with
         return set()
     median_steps = statistics.median_high(done.values())
     median_rate = statistics.median([w.rate for w in workers if w.rate] or [0.0])

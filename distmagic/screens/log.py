@@ -11,6 +11,7 @@ from distmagic.screens.lines import LineScreen, without_colours, write
 from distmagic.state.model import RunState
 
 _LOG_EVERY_S = 30.0
+_LOOK_EVERY_S = 1.0
 
 
 class LogScreen(LineScreen):
@@ -18,17 +19,29 @@ class LogScreen(LineScreen):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._next_s = 0.0
+        self._next_s = self._next_look_s = 0.0
+        self._told: RunState | None = None  # the state that was last looked at
 
     def show(self, state: RunState) -> None:
         """Print what is new."""
-        milestones = list(render.milestones(self._state, state))
+        self._print(self._output(state) + self._milestones(state))
+        self._state = state
+
+    def _milestones(self, state: RunState) -> list[str]:
+        before = self._told
+        # A look at thousands of ranks takes tens of milliseconds.
+        is_early = state.at_s < self._next_look_s
+        is_same = before is not None and (before.phase, before.paused) == (state.phase, state.paused)  # fmt: skip
+        if is_early and is_same:
+            return []
+        self._next_look_s = state.at_s + _LOOK_EVERY_S
+        self._told = state
+        milestones = list(render.milestones(before, state))
         if not milestones and state.at_s >= self._next_s:
             milestones = [render.headline(state)]
         if milestones:
             self._next_s = state.at_s + _LOG_EVERY_S
-        self._print(self._output(state) + milestones)
-        self._state = state
+        return milestones
 
     def finish(self, state: RunState) -> None:
         """Print the last lines and the final table."""

@@ -169,7 +169,10 @@ def _add_points(
         series = table.get(name)
         if not numbers or (series is None and len(table) >= most):
             continue
-        table[name] = (series or Series()).extended(numbers, limit=limit)
+        is_first = name not in worker.metrics  # since the rank's start
+        table[name] = (series or Series()).extended(
+            numbers, limit=limit, has_restarted=is_first
+        )
         latest[name] = numbers[-1]
     builder.series[worker.rank] = table
     return latest

@@ -91,17 +91,20 @@ class Series:
         # Number of points so far, including those that were thinned out.
         self.arrived = arrived
 
-    def extended(self, numbers: Sequence[float], *, limit: int) -> Series:
+    def extended(
+        self, numbers: Sequence[float], *, limit: int, has_restarted: bool = False
+    ) -> Series:
         """Return this series with more points; above `limit` points (at least 8) it is thinned.
 
         `numbers` are at_s, step (NaN if the rank gave none) and value of the first point, of the second, and so on.
+        `has_restarted`: the rank may go on from a snapshot, so a smaller step begins no epoch.
         """
         end = _COLUMNS * self._size
         table = self._table
         if len(table) != end:  # another successor has already extended it
             table = table[:end]
         epochs_end = self._epochs_end
-        last_step = table[end - 3] if end else math.nan
+        last_step = table[end - 3] if end and not has_restarted else math.nan
         # All at once: appending number by number takes twice as long.
         more: list[float] = []
         one_by_one = iter(numbers)
@@ -169,9 +172,9 @@ class Series:
                 holes.append((first_x, xs[bad[-1]]))
                 after_hole = bad[-1] + 1
             finite = [value for value in part if math.isfinite(value)]
-            if finite:  # each is divided first: their sum may overflow
-                mean = sum(value / len(finite) for value in finite)
-                found.append(Bin(x=x, low=min(finite), mean=mean, high=max(finite)))
+            if finite:
+                low, high = min(finite), max(finite)
+                found.append(Bin(x=x, low=low, mean=mean_of(finite), high=high))
         return found, holes
 
     def _in_order(self, *, by_step: bool) -> tuple[list[float], list[float]]:
@@ -237,3 +240,9 @@ def _telling(part: array[float]) -> list[int]:
         places.add(min(finite, key=part.__getitem__))
         places.add(max(finite, key=part.__getitem__))
     return sorted(places)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of finite numbers, also where their sum is larger than any float."""
+    mean = sum(value / len(values) for value in values)
+    return min(max(mean, min(values)), max(values))

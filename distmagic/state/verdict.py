@@ -225,7 +225,9 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     parted = explain_failed_call(state)
     text = _exception(worker)
     asserted = failure_kind.assertion_in_words(text, _stderr(state, worker.rank))
-    cure = failure_kind.cure_in_words(text, worker.host, stays=bool(state.cell))
+    # NCCL's watchdog aborts the process, without an exception.
+    said = text or "\n".join(_stderr(state, worker.rank)[-_LAST_LINES:])
+    cure = failure_kind.cure_in_words(said, worker.host, stays=bool(state.cell))
     where = _joined(parted, _connection(state, worker), asserted, cure, where)
     if ended.failure is not None:
         what = f"{worker.label} raised {ended.failure.type}"

@@ -36,6 +36,7 @@ from distmagic.session.place import place_of
 from distmagic.session.session import Session
 
 _SHOW_S = 1.0
+_CHARACTERS_PER_S = 100_000  # which suits a slow line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +182,8 @@ class Sweep:
     def rerun(self, *names: str) -> None:
         """Queue finished runs again; without a name, all failed ones. Raises `UsageError`."""
         with self._has_changed:
-            for name in names or tuple(self.failed):
+            asked = tuple(dict.fromkeys(names or self.failed))
+            for name in asked:
                 run = self.runs.get(name)
                 if name not in self._titles:
                     raise UsageError(
@@ -190,6 +192,7 @@ class Sweep:
                     )
                 if name in self._queue or not (run is None or run.done):
                     raise UsageError(f"{name} is not over.", "Wait for its end.")
+            for name in asked:
                 self.failed.pop(name, None)
                 self._queue.append(name)
             self._begin()
@@ -205,7 +208,7 @@ class Sweep:
     def _row(self, name: str) -> RunSummary:
         run = self.runs.get(name)
         if run is not None and name not in self._queue:
-            return summary(run.state)
+            return replace(summary(run.state), label=name)
         phase, note = "queued" if name in self._queue else "stopped", ""
         if name in self.failed:
             phase, note = "failed", one_line(str(self.failed[name]))
@@ -236,18 +239,22 @@ class Sweep:
             threads.begin("sweep", renew, self._renew, self._display_ids[-1])
 
     def _renew(self, display_id: str) -> None:
-        is_over = False
+        is_over, pause_s = False, _SHOW_S
         while not is_over:
             with self._has_changed:
-                is_over = self._has_changed.wait_for(lambda: self.done, _SHOW_S)
-            self._display(display_id, update=True)
+                is_over = self._has_changed.wait_for(lambda: self.done, pause_s)
+            size = self._display(display_id, update=True)
+            pause_s = max(_SHOW_S, size / _CHARACTERS_PER_S)
 
-    def _display(self, display_id: str, *, update: bool) -> None:
+    def _display(self, display_id: str, *, update: bool) -> int:
+        """Display the table, and return its size in characters."""
         from IPython.display import display
 
         table = self.table
-        page = {"text/plain": repr(table), "text/html": table._repr_html_()}
+        html = table._repr_html_()
+        page = {"text/plain": repr(table), "text/html": html}
         display(page, raw=True, display_id=display_id, update=update)
+        return len(html)
 
     def _ipython_display_(self) -> None:
         """Show the table, unless this cell already shows it."""
@@ -269,10 +276,11 @@ def begin_sweep(
     asker: NotebookAsker,
     spec: JobSpec,
     payloads: Mapping[str, Payload],
+    directories: Mapping[str, str],
 ) -> Sweep:
-    """Start a run for each payload, keyed by run name, as room allows. Raises the errors of connecting to hosts.
+    """Start a run for each payload, as room allows. Raises the errors of connecting to hosts.
 
-    Each run has its name, and thus its own working directory on the hosts.
+    `directories` are the names of the runs' own working directories on the hosts; both are keyed by run name.
     """
     ranks = spec.nproc_per_node or 1
     if not isinstance(ranks, int) or spec.detach or spec.nnodes not in (None, (1, 1)):
@@ -290,7 +298,10 @@ def begin_sweep(
     def start(name: str, slot: Slot) -> BackgroundRun:
         if session.background.is_closed:
             raise UsageError("This process ends: no further run of the sweep begins.")
-        of_run = replace(spec, name=name, devices=slot.devices, nproc_per_node=None)
+        directory = directories[name]
+        of_run = replace(
+            spec, name=directory, devices=slot.devices, nproc_per_node=None
+        )
         with closing(NotebookAsker(can_ask=False)) as nobody:
             place = place_of(session, (slot.host,), access, nobody, of_run)
             return place.begin(payloads[name], NoScreen())

@@ -40,9 +40,11 @@ class Unsent:
                 before = self._before.get((rank, name), Series())
                 self._before[rank, name] = series
                 new = _new_points(before, series)
-                for number, (at_s, along, value) in enumerate(
-                    new, series.arrived - len(new)
-                ):
+                first, apart = float(series.arrived - len(new)), 1.0
+                if not before and new:  # the series may be thinned
+                    first, apart = 0.0, series.arrived / len(new)
+                for index, (at_s, along, value) in enumerate(new):
+                    number = round(first + index * apart)
                     point = TrackedPoint(
                         rank=rank,
                         name=name,

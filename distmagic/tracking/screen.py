@@ -51,7 +51,7 @@ class TrackedScreen:
             if self._writer is not None:
                 self._writer.write(points)
                 if is_last:
-                    self._writer.close()
+                    self._writer.close(has_failed=state.phase != "done")
         except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more than its copy
             self._has_failed = True
             why = f"{type(error).__name__}: {error}"

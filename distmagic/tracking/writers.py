@@ -24,8 +24,8 @@ class Writer(Protocol):
     def write(self, points: Iterable[TrackedPoint]) -> None:
         """Write points."""
 
-    def close(self) -> None:
-        """Write the rest. No call may follow."""
+    def close(self, *, has_failed: bool) -> None:
+        """Write the rest, and whether the run has failed. No call may follow."""
 
 
 class TensorBoard:
@@ -51,8 +51,9 @@ class TensorBoard:
                 point.name, point.value, point.step, walltime=point.unix_s
             )
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self, *, has_failed: bool) -> None:
+        """Close the files, in which no end of a run is noted."""
+        del has_failed
         for writer in self._writers.values():
             writer.close()
 
@@ -74,9 +75,9 @@ class Wandb:
         for step, values in sorted(by_step.items()):
             self._run.log({**values, "step": step})
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool) -> None:
         """Finish the run."""
-        self._run.finish()
+        self._run.finish(exit_code=int(has_failed))
 
 
 class MLflow:
@@ -106,9 +107,10 @@ class MLflow:
             some = metrics[start : start + _MOST_AT_ONCE]
             self._client.log_batch(self._run_id, metrics=some)
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool) -> None:
         """End the run."""
-        self._client.set_terminated(self._run_id)
+        status = "FAILED" if has_failed else "FINISHED"
+        self._client.set_terminated(self._run_id, status)
 
 
 def _key(point: TrackedPoint) -> str:

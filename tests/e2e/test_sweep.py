@@ -36,7 +36,9 @@ def test_runs_of_a_sweep_have_a_directory_of_their_own_and_failed_ones_run_again
         (0.2, 1, 1),
     ]
     places = [one[3] for one in found]
-    assert [place.rpartition("/")[2] for place in places] == list(sweep.runs)
+    named = [place.rpartition("/")[2].rpartition("-") for place in places]
+    assert [name for name, _, _ in named] == list(sweep.runs)
+    assert len({digest for _, _, digest in named}) == 4
     rows = [line.split() for line in repr(sweep).splitlines()]
     assert rows[0][:4] == ["run", "lr", "seed", "state"]
     assert [row[:4] for row in rows[1:5]] == [

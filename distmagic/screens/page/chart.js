@@ -113,11 +113,12 @@ export class Chart {
     this.log.hidden = !(this.low > 0) || this.low === this.high;
     this.log.setAttribute('aria-pressed', isLog);
     this.log.setAttribute('aria-label', `logarithmic axis of ${data.name}`);
-    const labels = ticks(this.low, this.high, isLog).reverse().map(value => element('span', '', shortNumber(value)));
-    this.yAxis.replaceChildren(...labels);
+    const hasValues = this.low <= this.high; // else all are NaN
+    const values = hasValues ? ticks(this.low, this.high, isLog).reverse() : [];
+    this.yAxis.replaceChildren(...values.map(value => element('span', '', shortNumber(value))));
     const ends = [this.left, this.right].map(value => element('span', '', this.xWords(value)));
     this.xAxis.replaceChildren(...ends);
-    const range = `${shortNumber(this.low)} to ${shortNumber(this.high)}`;
+    const range = hasValues ? `${shortNumber(this.low)} to ${shortNumber(this.high)}` : 'no values';
     this.drawing.setAttribute('aria-label', `${data.name}: ${range}, last ${last}`);
   }
 

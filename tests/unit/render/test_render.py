@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -183,6 +184,22 @@ def test_a_rank_that_began_a_little_later_is_not_slow(step, rate, is_slow):
     workers = [worker(rank, step=100.0, rate=10.0) for rank in range(3)]
     state = run([*workers, worker(3, step=step, rate=rate)])
     assert (overview(state).concern == "slow: rank 3 (gpu-b, local_rank 1)") == is_slow
+
+
+def test_ranks_that_count_something_else_are_not_slow():
+    """One has begun its second bar, or trains while others still download."""
+    first = [Bar(id=1, n=80.0, total=100.0)]
+    for other in (Bar(id=2, n=5.0, total=100.0), Bar(id=1, n=3e6, total=4e9, unit="B")):
+        before = 1 if other.unit == "it" else 0
+        workers = [worker(rank, step=None, bars=tuple(first)) for rank in range(3)]
+        last = worker(3, step=None, bars=(other,), bars_before=before)
+        assert overview(run([*workers, last])).concern == ""
+
+
+def test_the_mean_of_the_largest_numbers_is_drawn():
+    highest = {0: curve([(0.0, sys.float_info.max), (1.0, 1.0)])}
+    series = {rank: {"best": highest[0]} for rank in range(12)}
+    assert "best" in render.html(run([*map(worker, range(12))], series=series))
 
 
 @pytest.mark.parametrize(("step", "at_s", "is_named"), [

@@ -79,6 +79,20 @@ def test_errors_that_everybody_meets_say_what_to_do(text, golden):
     golden(failure_kind.cure_in_words(text, "gpu-a"))
 
 
+def test_a_rank_that_the_watchdog_has_aborted_says_what_to_do():
+    said = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what(): Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n"
+    state = begun(output(said, stream="stderr"), ended(0, outcome="signalled", code=-6))
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert "A rank waited longer than the time limit" in error.hint
+
+
+def test_another_error_is_not_explained_by_what_nccl_warned_of():
+    said = "gpu-a:1:2 NCCL WARN socketStartConnect: Connect to 10.0.0.2<43421> failed : Software caused connection abort\n"
+    state = begun(output(said, stream="stderr"), raised(0, 0, "shape mismatch"))
+    error = verdict(fold(state, [at(Gone(), node) for node in (0, 1)]))
+    assert "could not reach" not in error.hint
+
+
 def test_a_missing_name_on_a_rank_that_stays(golden):
     text = "NameError: name 'dist' is not defined"
     golden(failure_kind.cure_in_words(text, "gpu-a", stays=True))

@@ -159,6 +159,8 @@ def test_what_failed_runs_again_by_name_or_all_at_once(kernel, golden):
         kernel.begun[number].end(WorkerFailed("no") if number % 2 else None)
         kernel.has_begun(min(number + 3, 4))
     kernel.sweep.wait()
+    with pytest.raises(UsageError):
+        kernel.sweep.rerun("nb-1", "nb-7")  # and nb-1 is not queued
     kernel.sweep.rerun()
     # Each where it was before: both were on one host.
     assert len(kernel.begun) == 5

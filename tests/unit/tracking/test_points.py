@@ -1,8 +1,10 @@
 """The points of a run that a tracker has not got yet."""
 
+from distmagic.comparison.metrics import metrics_of
+from distmagic.remote.wire import protocol as p
 from distmagic.state.fold import fold
 from distmagic.tracking.points import Unsent
-from tests.builders.events import begun, worker
+from tests.builders.events import begun, progress, worker
 from tests.builders.tracking import reported
 
 
@@ -53,3 +55,41 @@ def test_the_points_of_a_rank_that_was_restarted_come_too():
     unsent.take(state)
     state = fold(state, [worker(0, 0, restart=1), reported(0, 3, at_s=0.5, restart=1)])
     assert steps(unsent.take(state)) == [(0, 3)]
+
+
+def test_a_rank_that_resumes_before_half_of_its_steps_begins_no_epoch():
+    again = worker(0, 0, restart=1)
+    resumed = reported(0, 30, 40, at_s=0.5, restart=1)
+    state = begun(reported(0, 50, 100), again, resumed, restarts=1)
+    assert steps(Unsent().take(state)) == [(0, 50), (0, 100), (0, 30), (0, 40)]
+    epochs = reported(0, 1, at_s=9.0, restart=1)
+    assert steps(Unsent().take(fold(state, [epochs])))[-1] == (0, 41)
+
+
+def test_points_without_a_step_are_spread_where_a_series_was_thinned_out():
+    state = begun()
+    for turn in range(50):
+        new = reported(0, *[None] * 100, at_s=float(100 * turn))
+        state = fold(state, [new])
+    numbers = [step for _, step in steps(Unsent().take(state))]
+    assert len(numbers) < 5000
+    assert (numbers[0], numbers == sorted(set(numbers))) == (0, True)
+    assert 4990 < numbers[-1] < 5000
+
+
+def test_what_was_reported_together_is_one_row_after_a_restart_too():
+    def together(at_s: float, **metrics: float) -> p.MetricRow:
+        return p.MetricRow(at_s=at_s, step=at_s, metrics=metrics)
+
+    before = p.points_of([together(s, loss=s) for s in (1.0, 2.0, 3.0)])
+    before |= p.points_of([together(2.0, val=0.2)])
+    after = p.points_of([together(2.5, loss=9.0, val=0.5, new=1.0)])
+    state = begun(
+        progress(0, node=0, points=before),
+        worker(0, 0, restart=1),
+        progress(0, node=0, points=after, restart=1),
+        restarts=1,
+    )
+    *_, last = rows = metrics_of(state)
+    assert last == {"rank": 0, "at_s": 2.5, "step": 2.5, "loss": 9.0, "val": 0.5, "new": 1.0}  # fmt: skip
+    assert len(rows) == 4

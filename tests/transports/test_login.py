@@ -161,6 +161,17 @@ def test_batch_mode_never_asks(home, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["KbdInteractiveAuthentication no", "PreferredAuthentications publickey,password"],
+)
+def test_a_method_that_is_switched_off_is_not_tried(home, tmp_path, line):
+    home.configure(f"{line}\n")
+    with asking_host(home, tmp_path, "keyboard-interactive") as host:
+        message = refused(host, home, asking.NoAsker()).message
+    assert "keyboard-interactive (" not in message
+
+
 # ---- keys, against a real OpenSSH server
 
 

@@ -63,7 +63,7 @@ class LogIn:
             # Try the accepted methods, until one makes progress.
             answer = AuthAnswer(accepted=False)
             for method, attempt in _METHODS.items():
-                if method in accepts:
+                if method in accepts and method not in self.resolved.refused:
                     answer = attempt(self)
                     if answer.accepted or answer.partial:
                         break

@@ -36,6 +36,11 @@ _NOT_FOLLOWED = {
     "BindAddress": "",
     "BindInterface": "",
 }
+_METHODS = {
+    "publickey": "pubkeyauthentication",
+    "keyboard-interactive": "kbdinteractiveauthentication",
+    "password": "passwordauthentication",
+}
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -51,7 +56,8 @@ class Resolved:
     """How to connect to a host. Host keys are always checked strictly, whatever StrictHostKeyChecking is.
 
     `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's socket,
-    None for none. `jumps` are ProxyJump's hosts, first hop first. `warnings` list ignored options.
+    None for none. `jumps` are ProxyJump's hosts, first hop first. `refused` are the methods of log-in, by their names in
+    RFC 4252, that the user rules out. `warnings` list ignored options.
     """
 
     name: str
@@ -70,6 +76,7 @@ class Resolved:
     host_key_alias: str | None = None
     connect_timeout_s: float | None = None
     batch_mode: bool = False
+    refused: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
 
@@ -135,7 +142,18 @@ def _resolved(scope: Scope) -> Resolved:
         host_key_alias=alias or None,
         connect_timeout_s=_connect_timeout(scope),
         batch_mode=_yes(scope, "batchmode"),
+        refused=_refused(scope),
         warnings=tuple(scope.warnings),
+    )
+
+
+def _refused(scope: Scope) -> frozenset[str]:
+    """Return the methods of log-in that are switched off, or are not among the preferred ones."""
+    preferred = scope.first("preferredauthentications", ",".join(_METHODS)).split(",")
+    return frozenset(
+        method
+        for method, keyword in _METHODS.items()
+        if method not in preferred or scope.first(keyword, "yes").lower() == "no"
     )
 
 

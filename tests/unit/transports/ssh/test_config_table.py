@@ -45,6 +45,10 @@ VALUES = {
     "IdentityAgent": ("none", "SSH_AUTH_SOCK", "$AGENT", "${AGENT}/x", "~/agent-%h", '"/run/a %u"', "agent"),
     "IdentitiesOnly": ("yes", "no", "TRUE", "False", '"yes"'),
     "BatchMode": ("yes", "no", "True", "FALSE"),
+    "PubkeyAuthentication": ("yes", "no"),
+    "PasswordAuthentication": ("no", "yes"),
+    "KbdInteractiveAuthentication": ("no", "yes"),
+    "PreferredAuthentications": ("publickey", "keyboard-interactive,password", "password,publickey,keyboard-interactive"),
     "HostKeyAlias": ("alias", '"An Alias"', "%h", "none"),
     "ProxyCommand": ("false %h %p", 'false "%r # %n" ${KEYS} %%', "none", "NONE", "= false '%h'", '"false" %h', "false\t%h"),
     "ProxyJump": ("none", "bastion", "ops@bastion:2200,other", "ssh://me@jump:22", "[fd00::1]:22", "a@b@c", "%h-jump",
@@ -198,6 +202,7 @@ def ours_as_theirs(found: Resolved) -> dict[str, str]:
         "port": str(found.port),
         "identitiesonly": "yes" if found.identities_only else "no",
         "batchmode": "yes" if found.batch_mode else "no",
+        "refused": " ".join(sorted(found.refused)),
         "connecttimeout": "none" if seconds is None else f"{seconds:g}",
         "hostkeyalias": found.host_key_alias or "",
         "userknownhostsfile": " ".join(found.user_known_hosts),
@@ -214,6 +219,17 @@ def at_home(text: str, home: str) -> str:
     return re.sub(rf"(?<!\S){pwd.getpwuid(os.getuid()).pw_dir}(?=/)", home, text)
 
 
+def refused(first: dict[str, str]) -> list[str]:
+    switches = {"keyboard-interactive": "kbdinteractive", "password": "password", "publickey": "pubkey"}  # fmt: skip
+    preferred = first.get("preferredauthentications", ",".join(switches)).split(",")
+    return [
+        method
+        for method, switch in switches.items()
+        if method not in preferred
+        or first[f"{switch}authentication"] in ("no", "false")
+    ]
+
+
 def theirs(said: dict[str, list[str]], home: str) -> dict[str, str]:
     first = {key: values[0] for key, values in said.items()}
     agent = first.get("identityagent", "SSH_AUTH_SOCK")
@@ -226,6 +242,7 @@ def theirs(said: dict[str, list[str]], home: str) -> dict[str, str]:
     system = first["globalknownhostsfile"]
     return {
         **{key: first[key] for key in keys},
+        "refused": " ".join(refused(first)),
         "connecttimeout": seconds if seconds != "0" else "none",
         "hostkeyalias": first.get("hostkeyalias", ""),
         "userknownhostsfile": "" if known.lower() == "none" else known,

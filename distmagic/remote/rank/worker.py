@@ -345,6 +345,12 @@ def clear_main(main: types.ModuleType) -> None:
     kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
     if threading.active_count() == 1:
         # Otherwise a daemon thread may still use any of them.
+        for stream in ("stdout", "stderr"):
+            # A class of `__main__` that replaces a stream loses what it uses. If it can't be flushed, it stays, and
+            # Python's exit reports that.
+            with contextlib.suppress(Exception):
+                getattr(sys, stream).flush()
+                setattr(sys, stream, getattr(sys, f"__{stream}__"))
         # Names only: a variable with a value would keep its cycle alive during the collection below.
         names = [
             name for name, value in vars(main).items() if not isinstance(value, kept)

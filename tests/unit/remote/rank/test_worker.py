@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distmagic.remote.rank import worker
 from distmagic.remote.values import parcel
+from tests.builders.shell import completed
 
 # In a process of its own: pytest takes warnings for itself.
 WARN = """
@@ -109,6 +112,36 @@ def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
         "this was left out of its result: result['trainer'] is a tests.unit"
     )
     assert parcel.load(tmp_path / "rank3.result")["loss"] == 0.5
+
+
+OWN_STREAM = """
+import atexit, sys, types
+from distmagic.remote.rank import worker
+main = sys.modules["__main__"] = types.ModuleType("__main__")
+atexit.register(worker.clear_main, main)
+exec(sys.argv[1], main.__dict__)
+"""
+TEE = """
+import sys
+log = open("log", "w")
+class Tee:
+    def write(self, text):
+        log.write(text)
+    def flush(self):
+        sys.__stdout__.write("flushed")
+        log.flush()
+sys.stdout = Tee()
+print("hello")
+"""
+
+
+@pytest.mark.parametrize(("code", "end"), [(TEE, 0), (f"{TEE}log.close()", 120)])
+def test_a_stream_of_main_is_flushed_before_main_is_cleared(tmp_path, code, end):
+    command = [sys.executable, "-c", OWN_STREAM, code]
+    done = completed(command, check=False, cwd=tmp_path)
+    assert done.returncode == end, done.stderr
+    assert done.stdout.startswith("flushed")
+    assert end or (tmp_path / "log").read_text() == "hello\n"
 
 
 def test_the_globals_of_a_program_are_no_result(tmp_path):

@@ -25,6 +25,7 @@ import random
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
@@ -195,20 +196,35 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - an interrupt while a thread is waited for
         sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()  # noqa: SLF001
+    are_flushed = _are_flushed()
     if threading.active_count() == 1:
         # Otherwise a daemon thread may still use the modules.
+        # As in Python's exit, a stream of the program's own is gone before what it may use.
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         _clear_modules()
-    os._exit(code if _are_flushed() else 120)
+    os._exit(code if are_flushed and _are_flushed() else 120)
 
 
 def _clear_modules() -> None:
-    for name, module in sys.modules.copy().items():
-        if name in inherited.modules or module is None:
-            continue
-        for key in list(vars(module)):
-            if not key.startswith("__"):
-                vars(module)[key] = None
-    gc.collect()
+    # A `__del__` may use modules, functions, classes, and all of Python's own modules: these are cleared last, with what
+    # only they hold.
+    for kept in ((types.ModuleType, types.FunctionType, type), ()):
+        for name, module in sys.modules.copy().items():
+            is_pythons = name.partition(".")[0] in sys.stdlib_module_names
+            is_left = name in inherited.modules or (kept and is_pythons)
+            # Any object may be in sys.modules.
+            if is_left or not isinstance(module, types.ModuleType):
+                continue
+            # Unlike isinstance, this calls no code of a proxy.
+            names = [
+                key
+                for key, value in vars(module).items()
+                if not issubclass(type(value), kept)
+            ]
+            for key in names:
+                if not key.startswith("__"):
+                    vars(module)[key] = None
+        gc.collect()
 
 
 def remember(
@@ -233,7 +249,8 @@ def remember(
 def _are_flushed() -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None and not stream.closed:
+            # Python, too, accepts a stream without `closed`, such as a class that writes to two files.
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except Exception:  # noqa: BLE001 - the user's own stream, or the reading end is closed
             return False

@@ -96,6 +96,47 @@ def test_it_ends_as_python_does(tmp_path):
     assert (tmp_path / "kept").read_text() == "flushed"
 
 
+LATE_MODULE = """
+import json, sys
+FILE = open("tee", "w")
+class Tee:  # without `closed`
+    def write(self, text):
+        sys.__stdout__.write(text)
+        FILE.write(text)
+    def flush(self):
+        FILE.flush()
+class Writer:
+    def __init__(self):
+        self.file, self.rows = open("rows", "w"), []
+    def __del__(self):
+        self.file.write(json.dumps(self.rows))
+WRITER = Writer()
+class Holder:
+    file = open("held", "w")
+WRITER.rows.append(Holder.file.write("abc"))
+sys.stdout = Tee()
+"""
+
+
+def test_what_modules_hold_is_written_at_its_end_and_still_has_what_it_uses(tmp_path):
+    (tmp_path / "late_module.py").write_text(LATE_MODULE)
+    done = forked(f"""
+        os.chdir({str(tmp_path)!r})
+        sys.path.append("")
+        import json, late_module
+        sys.modules["colours"] = type("colours", (), {{}})  # no module
+        print("hello")
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+    written = [(tmp_path / name).read_text() for name in ("tee", "rows", "held")]
+    assert written == ["hello\n", "[3]", "abc"]
+
+
+def test_a_stream_that_is_lost_fails_it():
+    done = forked("sys.stdout = type('Broken', (), {})()")
+    assert done.returncode == 120
+
+
 @pytest.mark.parametrize(("act", "code", "words"), [
     ("pass", 0, ""),
     ("sys.exit('no data')", 1, "no data\n"),

@@ -10,7 +10,8 @@ from distmagic.errors import AllocationEnded
 from distmagic.systems.slurm import nodelist, submission
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
-FORMAT = "%i|%T|%r|%N|%S|%L|%C|%k"
+# %A, because %i is "123_7" for a job of an array, and "123+0" for a component of a heterogeneous job.
+FORMAT = "%A|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
 _PENDING = (
     "PENDING",

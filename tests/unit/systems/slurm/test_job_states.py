@@ -130,3 +130,10 @@ def test_the_question_for_a_job_and_for_all():
         f"--format={job_states.FORMAT}",
     )
     assert "--me" in job_states.squeue("")
+
+
+def test_jobs_of_an_array_and_parts_of_a_heterogeneous_job_have_numbers_of_their_own():
+    """For readers squeue prints %i, and the number of each such job as %A."""
+    for read in ("123_7", "123+1"):
+        printed = job_states.FORMAT.replace("%i", read).replace("%A", "130")
+        assert list(rows(printed.replace("%N", "a1"))) == ["130"]

@@ -28,16 +28,13 @@ def _load(name, text):
 def command(python: str, role: str, request: Mapping[str, object]) -> tuple[str, ...]:
     """Return the argv that runs the module `role` ("usher", "keeper" or "hold") with this request.
 
-    The role is also an argument, so that `ps` shows it.
+    The role is also an argument, so that `ps` shows it. The last argument is the request.
     """
-    return (
-        python,
-        "-u",
-        "-c",
-        _one_line(role),
-        f"distmagic-{role}",
-        json.dumps(request),
-    )
+    words = ("-u", "-c", _one_line(role), f"distmagic-{role}", json.dumps(request))
+    if python.startswith("~/"):
+        # The home of the host that runs it. No shell expands `~`, where another program, such as srun, starts it.
+        return ("sh", "-c", 'exec "$HOME/$0" "$@"', python[2:], *words)
+    return (python, *words)
 
 
 @functools.cache

@@ -156,7 +156,8 @@ _CAUSES = (
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
     _Cause(
-        r"execve\(\): .*No such file",
+        # Or the words of the shell that starts a Python of the home directory (transports/program_text.py).
+        r"(?m)execve\(\): .*No such file|^(.+): (?:line )?1: (?:exec: )?/.*/\1: (?:not found|No such file)",
         PreflightError,
         "there is no such Python on the node.",
         "Name one that the nodes have: --python /path/to/python3",

@@ -75,11 +75,7 @@ def script(request: SlurmRequest, terms: KeeperTerms) -> str:
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
         lines.append(request.setup)
-    program, *words = _lead(request.nodes, terms, request.idle_s)
-    home = ""
-    if program.startswith("~/"):
-        home, program = '"$HOME"/', program[2:]
-    lines.append(f"exec {home}{shlex.quote(program)} {shlex.join(words)}")
+    lines.append(f"exec {shlex.join(_lead(request.nodes, terms, request.idle_s))}")
     return "\n".join(lines) + "\n"
 
 

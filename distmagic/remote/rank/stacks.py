@@ -57,7 +57,8 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     A process stops answering when it becomes another program (exec), or when its code closes all descriptors. While it
     finishes an answer, it ignores the signal.
     """
-    wanted = str(file_of(run_dir, pid))
+    # The kernel's names have no symbolic links, such as /tmp itself may be.
+    wanted = os.path.realpath(file_of(run_dir, pid))
     try:
         if not processes.catches(pid, SIGNAL):
             return False

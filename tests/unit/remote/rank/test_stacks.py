@@ -226,6 +226,13 @@ def test_a_process_answers_while_its_main_thread_hangs_in_c(process, tmp_path):
     assert child.poll() is None
 
 
+def test_a_process_is_ready_where_a_folder_is_a_symbolic_link(process, tmp_path):
+    """As /tmp is on some hosts."""
+    child = process("import time; print('up', flush=True); time.sleep(99)")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert stacks.is_ready(tmp_path / "link", child.pid)
+
+
 @pytest.mark.parametrize("code", [
     "import os, sys; print('up', flush=True); os.execv(sys.executable, [sys.executable, '-c', 'import time; print(7, flush=True); time.sleep(99)'])",
     "import signal, time; signal.signal(stacks.SIGNAL, signal.SIG_DFL); print('up', flush=True); print(7, flush=True); time.sleep(99)",

@@ -220,4 +220,6 @@ def _node(job: ExportedJob) -> str:
         address=variable("MASTER_ADDR"),
         port=variable("MASTER_PORT"),
     )
-    return parts.script([*lines, *parts.torchrun_lines(job, words, "$(hostname -i)")])
+    # A pod of a dual-stack cluster has two addresses.
+    own = "$(hostname -i | cut -d' ' -f1)"
+    return parts.script([*lines, *parts.torchrun_lines(job, words, own)])

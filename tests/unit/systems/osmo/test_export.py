@@ -217,6 +217,14 @@ def test_a_program_with_a_launcher_of_its_own_begins_where_it_likes():
     assert '--node-rank="$NODE_RANK"' in node
 
 
+def test_a_pod_with_two_addresses_announces_one():
+    node = texts(systems.files(JOBS["url"]))["node.sh"]
+    (line,) = [one for one in node.splitlines() if one.startswith("NODE_ADDR=")]
+    hostname = "hostname() { echo 10.0.0.7 fd00::7; }"
+    script = f'{hostname}\n{line}\necho "$NODE_ADDR"'
+    assert completed(["bash", "-c", script]).stdout == "10.0.0.7\n"
+
+
 @pytest.mark.parametrize("form", ["node.sh", "ranks.sh"])
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -171,7 +171,8 @@ def load(names: Iterable[str]) -> None:
                     pkgutil.resolve_name(name)
     finally:
         if before is None:
-            del os.environ[variable]
+            # A package may have removed it.
+            os.environ.pop(variable, None)
         else:
             os.environ[variable] = before
 

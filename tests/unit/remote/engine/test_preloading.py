@@ -67,6 +67,12 @@ def test_only_packages_that_are_installed_are_loaded_and_with_their_modules(tmp_
     assert there == ["good.deep", "json", "good.lazy"]
 
 
+def test_a_package_may_remove_the_variable_that_is_set_for_torch(tmp_path):
+    code = "import os\ndel os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']\n"
+    unpacked(tmp_path, "remover", files={"remover.py": code})
+    assert loaded(tmp_path, "remover") == (["remover"], ["remover"], {})
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [

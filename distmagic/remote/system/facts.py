@@ -81,7 +81,7 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA, the list ends at the first invalid entry, such as "-1". A list that names a device twice leaves none. A
+    As in CUDA, the list ends at the first invalid entry, such as "-1" or "NoDevFiles". A list that names a device twice leaves none. A
     process sees at most one MIG instance of a GPU.
     """
     if mask is None:
@@ -89,9 +89,9 @@ def visible(found: int, mask: str | None) -> int:
     names: list[str] = []
     for part in mask.split(","):
         word = part.strip()
-        # Otherwise the start of a device's UUID.
-        is_index = re.fullmatch(r"-?\d+", word)
-        if not word or (is_index and not 0 <= int(word) < found):
+        is_index = re.fullmatch(r"\d+", word)
+        # Otherwise it may be the start of a device's UUID.
+        if int(word) >= found if is_index else not word.startswith(("GPU-", "MIG-")):
             break
         name = str(int(word)) if is_index else word
         if name in names:
@@ -99,7 +99,7 @@ def visible(found: int, mask: str | None) -> int:
         names.append(name)
         if name.startswith("MIG-"):
             break
-    return len(names)
+    return min(len(names), found)  # a UUID may be that of a device that is not here
 
 
 def nvidia_uuids() -> tuple[str, ...]:

@@ -36,7 +36,8 @@ def _plain_host(monkeypatch, tmp_path):
     [
         (None, 4), ("", 0), ("0", 1), ("3,2,1,0", 4), (" 2 , 3 ", 2), ("-1", 0), ("0,-1,2", 1), ("0,9,1", 1), ("9", 0),
         ("0,,1", 1), ("0,1,0", 0), ("1,01", 0), ("GPU-8932f937,GPU-1234", 2), ("GPU-8932f937,GPU-8932f937", 0),
-        ("MIG-GPU-1/2/0", 1), ("MIG-8932f937,MIG-1234", 1),
+        ("NoDevFiles", 0), ("none", 0), ("0,void,1", 1),
+        ("GPU-1,GPU-2,GPU-3,GPU-4,GPU-5", 4), ("GPU-1,none", 1), ("MIG-GPU-1/2/0", 1), ("MIG-8932f937,MIG-1234", 1),
     ],
 )  # fmt: skip
 def test_a_mask_ends_at_its_first_invalid_device_as_for_torch(monkeypatch, mask, count):
@@ -48,6 +49,10 @@ def test_a_mask_ends_at_its_first_invalid_device_as_for_torch(monkeypatch, mask,
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
         monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 4)
         assert torch.cuda._device_count_nvml() == count
+
+
+def test_a_host_without_gpus_has_none_whatever_the_mask_names():
+    assert facts.visible(0, "GPU-8932f937,GPU-1234") == 0
 
 
 class _Nvml:

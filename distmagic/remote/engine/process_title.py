@@ -31,11 +31,7 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
     """Overwrite `room` bytes with `text` and zeros: those after the last `before`, or the very last if it is empty."""
     if len(text) > room:
         raise ValueError(f"{text[:100]!r} is too long")
-    with open("/proc/self/stat", "rb") as file:
-        _, _, rest = file.read().rpartition(b")")
-    numbers = rest.split()
-    begin = int(numbers[words[0]])
-    end = int(numbers[words[1]])
+    begin, end = _limits(words)
     found = ctypes.string_at(begin, end - begin)
     if before:
         place = found.rindex(before) + len(before)
@@ -44,12 +40,21 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
     ctypes.memmove(begin + place, text.ljust(room, b"\0"), room)
 
 
+def _limits(words: tuple[int, int]) -> tuple[int, int]:
+    """Return the begin and the end in memory that these two fields tell."""
+    with open("/proc/self/stat", "rb") as file:
+        _, _, rest = file.read().rpartition(b")")
+    numbers = rest.split()
+    return int(numbers[words[0]]), int(numbers[words[1]])
+
+
 def can_show() -> bool:
-    """Whether this process was started with both placeholders."""
+    """Whether this process was started with both placeholders, and /proc tells where they are."""
     with open("/proc/self/environ", "rb") as file:
         variables = file.read()
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read()
     has_job = f"{processes.MARK}={JOB_PLACEHOLDER}\0".encode() in variables
     has_role = arguments.endswith(f"\0{ROLE_PLACEHOLDER}\0".encode())
-    return has_job and has_role
+    # gVisor has 0 for the positions in memory.
+    return has_job and has_role and min(*_limits(_VARIABLES), *_limits(_ARGUMENTS)) > 0

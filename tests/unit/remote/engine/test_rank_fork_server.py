@@ -190,3 +190,17 @@ def test_there_must_be_room_for_what_is_shown():
     with pytest.raises(ValueError):
         process_title.show("a role with a long name", "job")
     assert not process_title.can_show()
+
+
+_TITLE = """
+from distmagic.remote.engine import process_title
+known = process_title.can_show()
+process_title._limits = lambda words: (0, 0)  # as on gVisor
+print(known, process_title.can_show())
+"""
+
+
+def test_nothing_is_shown_where_its_place_is_not_known():
+    env = {**os.environ, processes.MARK: process_title.JOB_PLACEHOLDER}
+    argv = [sys.executable, "-c", _TITLE, process_title.ROLE_PLACEHOLDER]
+    assert completed(argv, env=env).stdout == "True False\n"

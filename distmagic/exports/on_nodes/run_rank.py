@@ -118,5 +118,8 @@ _OF_PYTHON = ("__name__", "__builtins__")
 _held: "list[object]" = []  # never cleared
 
 if __name__ == "__main__":
+    if getattr(sys.flags, "safe_path", False):
+        # Python leaves this folder out. The program's replaces it, because its modules are next to it.
+        sys.path.insert(0, str(Path(__file__).parent))
     # From a separate module, because the program replaces this one as `__main__`.
     importlib.import_module(Path(__file__).stem).main(sys.argv[1:])

@@ -1,5 +1,6 @@
 """A program that an exported folder starts: it sees what Python shows it, and nothing of gloo outlives it."""
 
+import os
 import sys
 
 import pytest
@@ -45,6 +46,15 @@ def test_a_program_sees_what_python_shows_it_and_ends_as_python_ends_it(tmp_path
     # Python itself names a script as it was written.
     as_named = by_python[1].replace(" inner/train.py", " /inner/train.py")
     assert (own_code, own, last) == (by_python[0], as_named, by_python[2])
+
+
+def test_a_program_finds_its_modules_where_python_adds_no_folder_to_its_path(tmp_path):
+    (tmp_path / "train.py").write_text("import beside, sys; print(sys.path[0])")
+    (tmp_path / "beside.py").write_text("")
+    command = [sys.executable, run_rank.__file__, "train.py"]
+    env = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = completed(command, cwd=tmp_path, env=env, check=False)
+    assert (done.stdout, done.stderr) == (f"{tmp_path}\n", "")
 
 
 GLOO = """

@@ -92,6 +92,7 @@ FOREIGN = {
 PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
+_DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.pickling | a result changes the notebook's own classes
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
@@ -104,6 +105,7 @@ _dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | th
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
+_class_setstate | cloudpickle/cloudpickle.py | remote.values.pickling | a result changes the notebook's own classes
 _current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
 _get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on

@@ -7,7 +7,7 @@ memory-maps them (writable; changes stay private). Tensors are always loaded on 
 trailer. With `beside`, large values are in separate files in that folder, which the table names (see side_files.py).
 
 Functions and classes of `__main__` are pickled by value. With `namespace`, `load` adds them and their globals to it;
-without, they get a separate namespace.
+without, they get a separate namespace, and classes that this process has already stay unchanged.
 
 cloudpickle, torch and numpy are only imported if a value needs them.
 """
@@ -30,7 +30,13 @@ from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
-from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
+from distmagic.remote.values.pickling import (
+    Loader,
+    Packer,
+    Refuse,
+    Seen,
+    known_classes,
+)
 from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
@@ -293,10 +299,11 @@ def _load(
         [memories.find(span) for span in table["windows"]], table["rows"]
     )
     home = {"__name__": "__main__"} if namespace is None else namespace
+    kept = known_classes() if namespace is None else frozenset()
     asides: dict[str, by_name.Aside] = {}
 
     def loaded(file: Any) -> object:
-        loader = Loader(file, buffers, tensors, home)
+        loader = Loader(file, buffers, tensors, home, kept)
         value, definitions = loader.load(), loader.load()
         for one, defined in definitions.items():
             if isinstance(defined, by_name.Aside):

@@ -9,6 +9,7 @@ It uses cloudpickle, with these exceptions:
 - objects that a cell defines and that pickle only refers to by name are rebuilt (see cell_objects.py);
 - an object with a lock that a decorator made is pickled by name, or as source (see decorated.py);
 - weak references keep alive what they refer to;
+- a loaded result leaves the notebook's own classes unchanged;
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
 - for another minor version of Python, code becomes source (see source_form.py); all other code keeps its file name,
   by which tracebacks and `inspect` find its lines;
@@ -390,12 +391,21 @@ _MAIN = _Main(__name__="__main__")  # not empty: cloudpickle would fill an empty
 
 
 class Loader(pickle.Unpickler):
-    """An unpickler with the names above bound to one parcel's memory and one namespace."""
+    """An unpickler with the names above bound to one parcel's memory and one namespace.
+
+    The classes `kept` stay as they are: a result's copy of a class has other globals and a rank's values.
+    """
 
     def __init__(
-        self, file: Any, buffers: Any, tensors: TensorLoader, namespace: dict[str, Any]
+        self,
+        file: Any,
+        buffers: Any,
+        tensors: TensorLoader,
+        namespace: dict[str, Any],
+        kept: frozenset[type] = frozenset(),
     ) -> None:
         super().__init__(file, buffers=buffers)
+        self._kept = kept
 
         def weak(referent: object) -> Any:
             """Return a weak reference to an object that lives as long as the namespace; a dead one to None."""
@@ -417,4 +427,24 @@ class Loader(pickle.Unpickler):
         """Return the object for a name in the pickle."""
         if module == __name__ and name in self._own:
             return self._own[name]
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        # A partial does not refer to this object, see above.
+        if name in _FILLING:
+            return functools.partial(_fill, found, self._kept)
+        return found
+
+
+_FILLING = ("_class_setstate",)
+
+
+def _fill(
+    fill: Callable[..., Any], kept: frozenset[type], cls: type, state: object
+) -> Any:
+    """Give a class the attributes of its pickled copy, unless it is to stay as it is."""
+    return cls if cls in kept else fill(cls, state)
+
+
+def known_classes() -> frozenset[type]:
+    """Return the classes that this process has pickled or loaded by value."""
+    module = sys.modules.get("cloudpickle.cloudpickle")
+    return frozenset(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))

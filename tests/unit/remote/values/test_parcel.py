@@ -325,6 +325,18 @@ def test_a_class_of_the_notebook_comes_back_as_the_same_class(tmp_path):
     assert type(through(names["Answer"](), tmp_path)) is names["Answer"]
 
 
+def test_a_result_leaves_the_notebooks_classes_as_they_are(tmp_path):
+    names = cell(
+        "n = 1\nclass Net:\n    lr = 0.1\n    def peek(self):\n        return n"
+    )
+    net = names["Net"]
+    peek, net.lr = net.peek, 0.01  # as a rank may set it
+    parcel.dump(net(), tmp_path / "value")
+    net.lr, names["n"] = 0.5, 2
+    back = parcel.load(tmp_path / "value")
+    assert (type(back), net.peek, net.lr, back.peek()) == (net, peek, 0.5, 2)
+
+
 def test_code_and_modules_are_noted(tmp_path):
     import json
     import string

@@ -113,6 +113,7 @@ _get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.
 _group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
+_inst | random.py | remote.values.cell_objects | functions imported from random draw the same numbers on all ranks
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
 _is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
@@ -121,6 +122,7 @@ _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
 _next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
 _popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
+_rand | numpy/random/mtrand.pyi | remote.values.cell_objects | functions imported from numpy.random draw the same numbers on all ranks
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
 _run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start
 _sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself

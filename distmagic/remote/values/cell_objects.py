@@ -3,7 +3,8 @@
 `functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in
 a cell: they are rebuilt on the host from their parts. So are tables of weak references, `contextvars.ContextVar` and
 `threading.local`, with their current content, and type variables. The notebook's stdout and stderr, and IPython's
-`open`, `exit`, `quit` and `display`, are replaced by the host's own.
+`open`, `exit`, `quit` and `display`, are replaced by the host's own. So are the environment, random generators that
+functions of a module share, and marks that code compares by identity.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ _SINGLEDISPATCH = {
     "registry",
     "__wrapped__",
 }
+# Objects of which each process has one. A copy of the environment would take the notebook's secrets along; copies of a
+# generator, as in `from random import randint`, would draw the same numbers on all ranks, whatever they seed.
+_OF_EACH_PROCESS = (
+    ("os", "environ"),
+    ("os", "environb"),
+    ("random", "_inst"),
+    ("numpy.random.mtrand", "_rand"),
+    ("torch", "default_generator"),
+    ("dataclasses", "MISSING"),
+    ("dataclasses", "KW_ONLY"),
+)
 _OF_TYPES = ("ParamSpec", "TypeVarTuple")  # cloudpickle handles TypeVar itself
 
 
@@ -80,6 +92,10 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
         return sys, "stdout"
     if obj is sys.stderr:
         return sys, "stderr"
+    for module, name in _OF_EACH_PROCESS:
+        loaded = sys.modules.get(module)
+        if loaded is not None and obj is getattr(loaded, name, None):
+            return loaded, name
     if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
         return builtins, "exit"
     if (

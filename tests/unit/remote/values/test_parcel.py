@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import io
+import os
+import random
 import sys
 import threading
 import types
@@ -453,6 +456,28 @@ def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
 
 
 # ---- errors
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda: os.environ,
+        lambda: random.randint.__self__,
+        lambda: np.random.rand.__self__,
+        lambda: torch.default_generator,
+        lambda: dataclasses.MISSING,
+        lambda: dataclasses.KW_ONLY,
+    ],
+)
+def test_what_each_process_has_one_of_is_that_of_the_other_end(find, tmp_path):
+    assert through(find(), tmp_path) is find()
+
+
+def test_the_notebooks_environment_stays_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "s3cret-words")
+    names = cell("def train():\n    return env['RANK']", env=os.environ)
+    parcel.dump(names["train"], tmp_path / "value", namespace=names)
+    assert b"s3cret-words" not in (tmp_path / "value").read_bytes()
 
 
 def test_a_part_that_cannot_be_pickled_is_named(tmp_path, golden):

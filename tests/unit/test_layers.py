@@ -93,6 +93,7 @@ PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
 _DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.pickling | a result changes the notebook's own classes
+_DYNAMIC_CLASS_TRACKER_BY_ID | cloudpickle/cloudpickle.py | remote.values.pickling | no class of a cell can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
@@ -117,6 +118,8 @@ _inst | random.py | remote.values.cell_objects | functions imported from random 
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
 _is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
+_make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.pickling | a class gets an empty double in registries
+_make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.pickling | members of enumerations lose their attributes
 _monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
 _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken

@@ -431,10 +431,21 @@ class Loader(pickle.Unpickler):
         # A partial does not refer to this object, see above.
         if name in _FILLING:
             return functools.partial(_fill, found, self._kept)
-        return found
+        return functools.partial(_made, found) if name in _MAKING else found
 
 
+_MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
 _FILLING = ("_class_setstate",)
+
+
+def _made(make: Callable[..., Any], *args: Any) -> Any:
+    """Return the class that has this tracker id, or make it.
+
+    cloudpickle makes a second one and drops it. But an `__init_subclass__` would put it into a registry.
+    """
+    trackers: Any = sys.modules["cloudpickle.cloudpickle"]
+    known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])  # noqa: SLF001
+    return make(*args) if known is None else known
 
 
 def _fill(

@@ -657,10 +657,23 @@ def train():
     return P.__name__, hints["f"] == typing.Callable[P, R]
 train()"""
 
+REGISTRY = """
+class Base:
+    known = {}
+    def __init_subclass__(cls, *, key):
+        Base.known.setdefault(key, []).append(cls)
+class Net(Base, key="net"):
+    def size(self):
+        return 3
+def train():
+    return Net().size(), Base.known == {"net": [Net]}, Base.__subclasses__() == [Net]
+train()"""
+
 
 @pytest.mark.parametrize(
     ("source", "printed"),
     [
+        pytest.param(REGISTRY, "(3, True, True)", id="__init_subclass__"),
         pytest.param(CONTEXT_VAR, "(2, 6, 'here', 'none', True)", id="ContextVar"),
         pytest.param(LOCAL, "([1], [False])", id="threading.local"),
         pytest.param(WRAPPED_ABSTRACT, "(9, True, 'Square')", id="abstract class"),

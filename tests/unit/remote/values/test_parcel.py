@@ -340,6 +340,15 @@ def test_a_result_leaves_the_notebooks_classes_as_they_are(tmp_path):
     assert (type(back), net.peek, net.lr, back.peek()) == (net, peek, 0.5, 2)
 
 
+def test_a_result_adds_nothing_to_a_registry_of_the_notebook(tmp_path):
+    names = cell(
+        "found = []\nclass Base:\n    def __init_subclass__(cls):\n        found.append(cls)\n"
+        "class Net(Base):\n    pass"
+    )
+    assert type(through(names["Net"](), tmp_path)) is names["Net"]
+    assert names["found"] == [names["Net"]]
+
+
 def test_code_and_modules_are_noted(tmp_path):
     import json
     import string

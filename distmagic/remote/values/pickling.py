@@ -8,6 +8,7 @@ It uses cloudpickle, with these exceptions:
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle only refers to by name are rebuilt (see cell_objects.py);
 - an object with a lock that a decorator made is pickled by name, or as source (see decorated.py);
+- classes keep their slots, and members of enumerations their attributes;
 - weak references keep alive what they refer to;
 - a loaded result leaves the notebook's own classes unchanged;
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
@@ -339,9 +340,40 @@ def _pickler_class() -> Any:
             if self._packer.is_aside and type(obj) is types.FunctionType:
                 plain = by_name.without_objects(plain)
             source = self._packer.source
-            return plain if source is None else source.reduced(obj, plain)
+            if source is not None:
+                plain = source.reduced(obj, plain)
+            if isinstance(obj, type) and plain is not NotImplemented:
+                return _whole_class(obj, plain)
+            return plain
 
     return Pickler
+
+
+def _whole_class(cls: Any, plain: Any) -> Any:
+    """Add what cloudpickle leaves out of a class: slots, and the attributes of an enumeration's members.
+
+    Without slots, objects of the class have a `__dict__`, which the notebook's objects lack.
+    """
+    make = plain[0].__name__
+    if make == "_make_skeleton_class" and vars(cls).get("__slots__"):
+        plain[1][3]["__slots__"] = cls.__slots__
+    own = {}
+    for one in cls if make == "_make_skeleton_enum" else ():
+        for name, value in vars(one).items():
+            if not name.startswith("_") or not name.endswith("_"):
+                own[one.name, name] = value
+    if not own:
+        return plain
+    function, args, state, *_, fill = plain
+    return function, args, (fill, state, own), None, None, _fill_enum
+
+
+def _fill_enum(cls: Any, state: Any) -> None:
+    """Give an enumeration its attributes, and its members those that an `__init__` or `__new__` has set."""
+    fill, kept, own = state
+    fill(cls, kept)
+    for (member, name), value in own.items():
+        vars(cls[member])[name] = value
 
 
 # Called by the pickle to build objects. `Loader.find_class` replaces them by its own.
@@ -435,7 +467,7 @@ class Loader(pickle.Unpickler):
 
 
 _MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
-_FILLING = ("_class_setstate",)
+_FILLING = ("_class_setstate", "_fill_enum")
 
 
 def _made(make: Callable[..., Any], *args: Any) -> Any:

@@ -259,10 +259,13 @@ def _make_dataclass(cls: Any, state: tuple[Any, ...]) -> None:
     set_state, kept, fields, params = state
     if "__dataclass_fields__" in vars(cls):
         return  # this process has the class
+    slots = {name: vars(cls)[name] for name in fields if name in vars(cls)}
     set_state(cls, kept)
     for name, field in fields.items():
         setattr(cls, name, dataclasses.field(**field))
     dataclasses.dataclass(**params)(cls)
+    for name, slot in slots.items():  # in whose place the fields stood
+        setattr(cls, name, slot)
 
 
 def _make_named_tuple(cls: Any, state: tuple[Any, ...]) -> None:

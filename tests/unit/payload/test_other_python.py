@@ -76,6 +76,21 @@ class Point:
     y: int = 7
     def __repr__(self):
         return f"<{self.x},{self.y}>"
+@dataclass(slots=True)
+class Pixel:
+    x: int
+    tags: list = field(default_factory=list)
+    y: int = 7
+class Slotted:
+    __slots__ = ("__x", "y")
+    def __init__(self, x):
+        self.__x = self.y = x
+    def __eq__(self, other):
+        return (self.__x, self.y) == (other.__x, other.y)
+class Planet(enum.Enum):
+    EARTH = 5, 6
+    def __init__(self, mass, radius):
+        self.mass = mass
 class Row(typing.NamedTuple):
     a: int
     b: "str" = "z"
@@ -135,6 +150,7 @@ def train(k):
         Row(3).both(), Row(1)._replace(b="q"), Pair(1), Pair(1)._asdict(),
         Color.RED, Color("b").low(), Color(55), Allowed.READ | Allowed.WRITE, list(Color),
         Square(3).area(), Square(4).half, sorted(Shape.registry), Box[int](4).get(), isinstance(Box(1), HasGet),
+        Pixel(1), Pixel(2, [1], 3), hasattr(Pixel(1), "__dict__"), Slotted(3), Planet.EARTH, Planet.EARTH.mass,
         isinstance(3, HasGet), shown(3), shown("x"), cached(2), here / "y",
     ]
 train(5)"""

@@ -669,10 +669,44 @@ def train():
     return Net().size(), Base.known == {"net": [Net]}, Base.__subclasses__() == [Net]
 train()"""
 
+SLOTS = """
+from dataclasses import dataclass
+class Secretive:
+    __slots__ = ("__x", "y")
+    def __init__(self):
+        self.__x = 1
+    def x(self):
+        return self.__x
+@dataclass(slots=True)
+class Config:
+    lr: float
+    name: str = "a"
+def train():
+    return Secretive().x(), hasattr(Secretive(), "__dict__"), hasattr(Config(1.0), "__dict__"), Config(2.0)
+train()"""
+
+MEMBERS = """
+import enum
+class Planet(enum.Enum):
+    EARTH = 5.97, 6.37
+    def __init__(self, mass, radius):
+        self.mass, self.radius = mass, radius
+class Label(enum.Enum):
+    def __new__(cls, value, text):
+        made = object.__new__(cls)
+        made._value_, made.text = value, text
+        return made
+    A = 1, "first"
+def train():
+    return Planet.EARTH.mass, Planet((5.97, 6.37)).radius, Label(1).text
+train()"""
+
 
 @pytest.mark.parametrize(
     ("source", "printed"),
     [
+        pytest.param(SLOTS, "(1, False, False, Config(lr=2.0, name='a'))", id="slots"),
+        pytest.param(MEMBERS, "(5.97, 6.37, 'first')", id="enum members"),
         pytest.param(REGISTRY, "(3, True, True)", id="__init_subclass__"),
         pytest.param(CONTEXT_VAR, "(2, 6, 'here', 'none', True)", id="ContextVar"),
         pytest.param(LOCAL, "([1], [False])", id="threading.local"),

@@ -349,6 +349,17 @@ def test_a_result_adds_nothing_to_a_registry_of_the_notebook(tmp_path):
     assert names["found"] == [names["Net"]]
 
 
+def test_a_result_leaves_the_members_of_an_enumeration_as_they_are(tmp_path):
+    names = cell(
+        "import enum\nclass Kind(enum.Enum):\n    A = 1\n    def __init__(self, n):\n        self.n = n"
+    )
+    member = names["Kind"].A
+    parcel.dump(member, tmp_path / "value")
+    member.n = 5
+    assert parcel.load(tmp_path / "value") is member
+    assert member.n == 5
+
+
 def test_code_and_modules_are_noted(tmp_path):
     import json
     import string

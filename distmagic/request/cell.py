@@ -41,6 +41,15 @@ _WRITTEN = {"run_line_magic": "%{} {}", "system": "!{}", "getoutput": "!{}"}
 _SHORT_CHARS = 60
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _SHOW = ("print", "display")
+# Calls that only look at values, or at a clock.
+_LOOKS = {
+    *_SHOW,
+    *("abs", "all", "any", "bool", "dict", "enumerate", "float", "format", "int"),
+    *("isinstance", "len", "list", "max", "min", "range", "repr", "reversed", "round"),
+    *("set", "sorted", "str", "sum", "tuple", "type", "vars", "zip"),
+    *("time", "time.time", "time.monotonic", "monotonic"),
+    *("time.perf_counter", "perf_counter"),
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -204,16 +213,49 @@ def _reject_look(text: str, body: list[ast.stmt]) -> None:
     Otherwise the notebook would execute the call, and every rank only the last line.
     """
     *before, last = body
-    if not isinstance(last, ast.Expr):
+    statement = _called_before(before, last) or _looked_at(before, last)
+    if statement is None:
         return
+    look, call = _written(text, last), _written(text, statement)
+    raise UsageError(
+        f"line {last.lineno}: every rank would execute {look} alone, and {call} would run in the "
+        "notebook; nothing has run.",
+        f"End the cell with {call}, and write {look} in the next cell; "
+        "or write %%distributed --whole, and every rank runs the whole cell.",
+    )
+
+
+def _called_before(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
+    """Return a call of the cell's own function before a last line such as `print("done")` or `print(time.time() - t)`.
+
+    None if the last line calls or names anything that may be meant for ranks.
+    """
+    value = getattr(before[-1], "value", None) if before else None
+    functions = {node.name for node in before if isinstance(node, Function)}
+    if not isinstance(value, ast.Call) or ast.unparse(value.func) not in functions:
+        return None
+    if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
+        return None
+    nodes = list(ast.walk(last))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    if not called or called - _LOOKS or names & functions:
+        return None
+    return before[-1]
+
+
+def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
+    """Return the statement whose call has stored what the last line only reads; None for any other last line."""
+    if not isinstance(last, ast.Expr):
+        return None
     look = last.value
     shown: Sequence[ast.expr] = [look]
     if isinstance(look, ast.Call):
         if not isinstance(look.func, ast.Name) or look.func.id not in _SHOW:
-            return
+            return None
         shown = look.args
     if any(map(_calls, shown)):
-        return
+        return None
     names = {node.id for node in ast.walk(look) if isinstance(node, ast.Name)}
     for statement in reversed(before):
         if isinstance(statement, ast.Assign):
@@ -229,13 +271,8 @@ def _reject_look(text: str, body: list[ast.stmt]) -> None:
             if isinstance(node, ast.Name)
         }
         if names & stored and statement.value and _calls(statement.value):
-            call = _written(text, statement)
-            raise UsageError(
-                f"line {last.lineno}: every rank would execute {_written(text, look)} alone, and {call} would run in the "
-                "notebook; nothing has run.",
-                f"End the cell with {call}, and write {_written(text, look)} in the next cell; "
-                "or write %%distributed --whole, and every rank runs the whole cell.",
-            )
+            return statement
+    return None
 
 
 def _calls(node: ast.AST) -> bool:

@@ -9,6 +9,7 @@ is not examined.
 from __future__ import annotations
 
 import ast
+import functools
 import logging
 import re
 import sys
@@ -115,30 +116,41 @@ def library_changes(
     For another cell, which has a label, also yield variables and seeds that it sets. Seeds that it or a `later` text
     uses in the notebook are excluded. A cell that ran on ranks has warned about these itself.
     """
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return
+    effects, changed = _of_text(text)
     if label and not text.startswith(_OF_RANKS):
-        for one in local_effects(tree.body):
+        for one in effects:
             is_seed = one.kind == "seed" and not any(map(_draws, later))
             if is_seed or one.kind == "variable":
                 yield replace(one, words=f"{label}, {one.words}")
-    for statement in tree.body:
-        for node in executed(statement):
-            for target, does in _changed(node):
-                library = _library(target, namespace)
-                if library and library not in _NOT_OF_A_LIBRARY:
-                    lineno = target.lineno
-                    where = f"{label}, line {lineno}" if label else f"line {lineno}"
-                    yield LocalEffect(
-                        kind="library",
-                        lineno=lineno,
-                        words=f"{where} {does} in the notebook, not on the ranks",
-                        name=library,
-                    )
+    for target, does in changed:
+        library = _library(target, namespace)
+        if library and library not in _NOT_OF_A_LIBRARY:
+            lineno = target.lineno
+            where = f"{label}, line {lineno}" if label else f"line {lineno}"
+            yield LocalEffect(
+                kind="library",
+                lineno=lineno,
+                words=f"{where} {does} in the notebook, not on the ranks",
+                name=library,
+            )
 
 
+# Each launch asks for all cells of the session.
+@functools.lru_cache(maxsize=2_000)
+def _of_text(
+    text: str,
+) -> tuple[Sequence[LocalEffect], Sequence[tuple[ast.expr, str]]]:
+    """Return the effects of a cell's text, and the targets and calls by which it may change a library."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return (), ()
+    nodes = [node for statement in statements for node in executed(statement)]
+    changed = [one for node in nodes for one in _changed(node)]
+    return local_effects(statements), changed
+
+
+@functools.lru_cache(maxsize=2_000)
 def _draws(text: str) -> bool:
     """Whether a cell may draw random numbers in the notebook.
 

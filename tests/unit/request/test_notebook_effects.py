@@ -14,6 +14,7 @@ from warnings import simplefilter
 
 import pytest
 
+from distmagic.request import notebook_effects
 from distmagic.request.cell import parse_cell
 from distmagic.request.notebook_effects import library_changes, local_effects, note
 
@@ -193,6 +194,16 @@ def test_of_another_cell_a_variable_is_told_too():
     assert (found.kind, found.name, found.lineno) == ("variable", "WORD", 1)
     assert list(library_changes(text, "", {})) == []
     assert list(library_changes(f"#%%distributed\n{text}", "Cell In[1]", {})) == []
+
+
+def test_a_text_is_looked_through_once(monkeypatch):
+    """Each launch asks for all cells of the session, which may be hundreds."""
+    text = "import json\njson.EXTRA = 'looked through once'\ntorch.manual_seed(7)"
+    first = list(library_changes(text, "Cell In[1]", {"json": json}, ["once = 1"]))
+    assert len(first) == 2
+    monkeypatch.setattr(notebook_effects, "executed", None)
+    again = library_changes(text, "Cell In[1]", {"json": json}, ["once = 1"])
+    assert list(again) == first
 
 
 SEEDS = "import torch\ntorch.manual_seed(7)\ndef f():\n    return torch.rand(2)"

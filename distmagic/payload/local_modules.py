@@ -2,7 +2,7 @@
 that the notebook imported before an edit.
 
 A local module is neither in the standard library nor in a site-packages directory: files next to the notebook,
-checkouts on PYTHONPATH, editable installs. A package is sent as a whole folder, including data files (work_files.py).
+checkouts on PYTHONPATH, editable installs. One that hides a module of Python counts if it is loaded. A package is sent as a whole folder, including data files (work_files.py).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def found(
     nowhere else. Raises `PayloadError` for a package that is too large, except for a program.
     """
     modules: dict[str, LocalModule] = {}
-    waiting, done = sorted(set(map(_top, names))), set(_NEVER)
+    waiting, done = sorted(set(map(_top, names))), set[str]()
     while waiting:
         top = waiting.pop()
-        if top in done:
+        if top in done or (top in _NEVER and not _hides_pythons(top)):
             continue
         done.add(top)
         module = _beside(top, script) or _local(top)
@@ -71,6 +71,12 @@ def found(
             if current is None:
                 raise
     return tuple(modules[name] for name in sorted(modules))
+
+
+def _hides_pythons(top: str) -> bool:
+    """Whether a file of the user is loaded under the name of a module of Python: his profile.py or statistics.py."""
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return top in sys.stdlib_module_names and file != "" and not is_installed(file)
 
 
 def loaded_by_path() -> list[str]:

@@ -242,6 +242,16 @@ def test_modules_beside_the_notebook_travel(name, beside, tmp_path):
     assert on_a_rank(payload, tmp_path) == "42"
 
 
+def test_a_module_that_hides_one_of_python_travels(beside, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    beside(this="def evaluate():\n    return 42")
+    payload = packed(
+        cell("import this\ndef train():\n    return this.evaluate()\ntrain()")
+    )
+    assert names_in(payload) == ["this.py"]
+    assert on_a_rank(payload, tmp_path) == "42"
+
+
 @pytest.fixture
 def by_path(beside, monkeypatch):
     """Load a file beside the notebook as a module of another name."""

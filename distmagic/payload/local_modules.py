@@ -2,7 +2,8 @@
 that the notebook imported before an edit.
 
 A local module is neither in the standard library nor in a site-packages directory: files next to the notebook,
-checkouts on PYTHONPATH, editable installs. One that hides a module of Python counts if it is loaded. A package is sent as a whole folder, including data files (work_files.py).
+checkouts on PYTHONPATH, editable installs. One that hides a module of Python counts if it is loaded. A package is sent
+as a whole folder, including data files (work_files.py).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def found(
 
 
 def _hides_pythons(top: str) -> bool:
-    """Whether a file of the user is loaded under the name of a module of Python: his profile.py or statistics.py."""
+    """Whether a file of the user is loaded under the name of a module of Python, such as a profile.py."""
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return top in sys.stdlib_module_names and file != "" and not is_installed(file)
 

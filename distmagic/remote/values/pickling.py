@@ -350,21 +350,26 @@ def _pickler_class() -> Any:
 
 
 def _whole_class(cls: Any, plain: Any) -> Any:
-    """Add what cloudpickle leaves out of a class: slots, and the attributes of an enumeration's members.
+    """Add what cloudpickle leaves out of a class: slots; of an enumeration, second names and attributes of members.
 
     Without slots, objects of the class have a `__dict__`, which the notebook's objects lack.
     """
     make = plain[0].__name__
     if make == "_make_skeleton_class" and vars(cls).get("__slots__"):
         plain[1][3]["__slots__"] = cls.__slots__
-    own = {}
-    for one in cls if make == "_make_skeleton_enum" else ():
-        for name, value in vars(one).items():
-            if not name.startswith("_") or not name.endswith("_"):
-                own[one.name, name] = value
-    if not own:
-        return plain
+    return _whole_enum(cls, plain) if make == "_make_skeleton_enum" else plain
+
+
+def _whole_enum(cls: Any, plain: Any) -> Any:
     function, args, state, *_, fill = plain
+    own = {}
+    args[3].clear()
+    for alias, member in cls.__members__.items():
+        args[3][alias] = member.value
+        state[0].pop(alias, None)
+        for name, value in vars(member).items():
+            if not name.startswith("_") or not name.endswith("_"):
+                own[alias, name] = value
     return function, args, (fill, state, own), None, None, _fill_enum
 
 

@@ -108,6 +108,7 @@ class Color(enum.Enum):
 class Allowed(enum.IntFlag):
     READ = 1
     WRITE = 2
+    BOTH = 3
 class Shape(abc.ABC):
     registry = {}
     def __init_subclass__(cls):
@@ -151,6 +152,7 @@ def train(k):
         Color.RED, Color("b").low(), Color(55), Allowed.READ | Allowed.WRITE, list(Color),
         Square(3).area(), Square(4).half, sorted(Shape.registry), Box[int](4).get(), isinstance(Box(1), HasGet),
         Pixel(1), Pixel(2, [1], 3), hasattr(Pixel(1), "__dict__"), Slotted(3), Planet.EARTH, Planet.EARTH.mass,
+        Allowed["BOTH"],
         isinstance(3, HasGet), shown(3), shown("x"), cached(2), here / "y",
     ]
 train(5)"""

@@ -707,8 +707,13 @@ class Label(enum.Enum):
         made._value_, made.text = value, text
         return made
     A = 1, "first"
+    ALSO_A = 1, "second"
+class Perm(enum.IntFlag):
+    R = 4
+    W = 2
+    RW = 6
 def train():
-    return Planet.EARTH.mass, Planet((5.97, 6.37)).radius, Label(1).text
+    return Planet.EARTH.mass, Planet((5.97, 6.37)).radius, Label["ALSO_A"].text, *Perm.__members__
 train()"""
 
 
@@ -716,7 +721,9 @@ train()"""
     ("source", "printed"),
     [
         pytest.param(SLOTS, "(1, False, False, Config(lr=2.0, name='a'))", id="slots"),
-        pytest.param(MEMBERS, "(5.97, 6.37, 'first')", id="enum members"),
+        pytest.param(
+            MEMBERS, "(5.97, 6.37, 'first', 'R', 'W', 'RW')", id="enum members"
+        ),
         pytest.param(REGISTRY, "(3, True, True)", id="__init_subclass__"),
         pytest.param(CONTEXT_VAR, "(2, 6, 'here', 'none', True)", id="ContextVar"),
         pytest.param(LOCAL, "([1], [False])", id="threading.local"),

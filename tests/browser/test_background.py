@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser import NotebookPage
 from tests.lab.waiting import wait_until
@@ -68,7 +69,7 @@ def assert_compares(page: NotebookPage, index: int, runs: int, before: int = 0) 
     """
     cell = page.cell(index)
     rows = cell.locator("table", has_text="min loss").first.locator("tr")
-    assert rows.count() == runs + 1
+    expect(rows).to_have_count(runs + 1)
     figure = cell.locator("figure.dm-curve", has_text="loss").nth(before)
     assert figure.locator("path:not(.dm-band)").count() >= 3
 
@@ -77,12 +78,13 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
     """See the runs of a loop, one after the other, in one output; the last one goes on until the two before it were seen above it."""
     page.run_cell(LOOP)
     page.wait_text(LOOP, r"fit\(1\)[^]*fit\(2\)[^]*running")
-    assert page.cell(LOOP).locator(".dm-live").count() == 1
+    # The view of the next run takes the place of the one before.
+    expect(page.cell(LOOP).locator(".dm-live")).to_have_count(1)
     seen.touch()
     page.wait_done(LOOP)
     page.wait_text(LOOP, r"^3 runs[^]*done")
     assert_compares(page, LOOP, 3)
-    assert page.cell(LOOP).locator(".dm-live").count() == 1, "no stack of views"
+    expect(page.cell(LOOP).locator(".dm-live"), "no stack of views").to_have_count(1)
 
 
 @pytest.mark.promise("the view stays live while other cells run")

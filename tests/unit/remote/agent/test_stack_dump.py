@@ -56,6 +56,10 @@ class Node:
         ))  # fmt: skip
         return child
 
+    def has_written(self, pid: int) -> bool:
+        text = stacks.file_of(self.folder, pid).read_text()
+        return stacks.is_whole(text, BUNDLE) and stacks.is_ready(self.folder, pid)
+
     def step(self, seconds: float = 0.05) -> list[protocol.Message]:
         """Let time go on; return all that is in the journal."""
         self.now += seconds
@@ -157,6 +161,8 @@ def test_a_stopped_rank_holds_up_nobody_and_answers_later(node, golden):
     golden(answers[0].silence)
     assert answers[1].silence == ""
     first.send_signal(signal.SIGCONT)
+    # While it finishes its late answer, it takes no further signal.
+    wait_until(lambda: node.has_written(first.pid), "the late answer")
     assert [one.silence for one in node.stacks("b").values()] == ["", ""]
     assert second.poll() is None
 

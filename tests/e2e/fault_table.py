@@ -364,5 +364,5 @@ BESIDE_OTHERS = (
     Fault("tmp", "training", "a cleaner removes all of ours", "",
           then((training, on("dm2", clean_tmp)))),
     Fault("disk", "training", "full for ever", "",
-          then((training, on("dm2", fill_disk)), numbers=100, before=lambda lab: lab.hosts[1].limit_home(32 << 20))),
+          then((training, on("dm2", fill_disk)), numbers=100, before=lambda lab: lab.hosts[1].limit_home(48 << 20))),
 )  # fmt: skip

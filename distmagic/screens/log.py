@@ -20,7 +20,7 @@ class LogScreen(LineScreen):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._next_s = self._next_look_s = 0.0
-        self._told: RunState | None = None  # the state that was last looked at
+        self._looked_at: RunState | None = None  # the state that was last looked at
 
     def show(self, state: RunState) -> None:
         """Print what is new."""
@@ -28,14 +28,14 @@ class LogScreen(LineScreen):
         self._state = state
 
     def _milestones(self, state: RunState) -> list[str]:
-        before = self._told
+        before = self._looked_at
         # A look at thousands of ranks takes tens of milliseconds.
         is_early = state.at_s < self._next_look_s
         is_same = before is not None and (before.phase, before.paused) == (state.phase, state.paused)  # fmt: skip
         if is_early and is_same:
             return []
         self._next_look_s = state.at_s + _LOOK_EVERY_S
-        self._told = state
+        self._looked_at = state
         milestones = list(render.milestones(before, state))
         if not milestones and state.at_s >= self._next_s:
             milestones = [render.headline(state)]

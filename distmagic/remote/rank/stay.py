@@ -162,9 +162,9 @@ class CellLoop:
     # ---- one thread for each interrupt
 
     def _break(self, cell: int) -> None:
-        """Break the process groups in which a cell waits, if the interrupt does not take effect, and interrupt it again.
+        """Break the process groups in which a cell waits if the interrupt has no effect, and interrupt the cell again.
 
-        A signal that comes just before a system call does not end it: `time.sleep` would sleep to its end.
+        A signal that comes just before a system call does not end that call: `time.sleep` would sleep to its end.
         """
         for attempt in itertools.count():
             if self._came.wait(_BREAK_S):

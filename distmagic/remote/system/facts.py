@@ -81,8 +81,8 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA, the list ends at the first invalid entry, such as "-1" or "NoDevFiles". A list that names a device twice leaves none. A
-    process sees at most one MIG instance of a GPU.
+    As in CUDA, the list ends at the first invalid entry, such as "-1" or "NoDevFiles". A list that names a device twice
+    leaves none. A process sees at most one MIG instance of a GPU.
     """
     if mask is None:
         return found

@@ -23,7 +23,7 @@ _SOON_S = 3.0  # time limit to connect to a host only to end something
 
 
 class WarmHosts:
-    """The hosts that were asked to keep a process warm for this `kernel`, which is its name there."""
+    """The hosts that were asked to keep a process warm for the kernel named `kernel`."""
 
     def __init__(self, connections: Connections) -> None:
         self.kernel = secrets.token_hex(6)

@@ -97,7 +97,7 @@ class Variables:
         return int(text)
 
     def below(self, name: str, limit: str) -> int:
-        """Return a number that counts from 0 and is below the value of another variable."""
+        """Return the integer in variable `name`. It must be from 0 to one less than the integer in variable `limit`."""
         number, end = self.number(name), self.number(limit, least=1)
         if number >= end:
             raise self.error(

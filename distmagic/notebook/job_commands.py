@@ -216,7 +216,7 @@ def stop(line: CommandLine) -> None:
 
 
 def _what_ends(job: Job) -> str:
-    """Return what will end a job on a host that did not receive the request, as words to follow the host's name."""
+    """Return the predicate of a sentence about a host that did not receive the request: what ends the job on it."""
     if len(job.hosts) > 1:
         return "ends by itself as soon as it misses the other hosts"
     if job.is_detached:

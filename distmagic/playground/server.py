@@ -375,7 +375,7 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Read the order from stdin, serve the playground, clean up."""
+    """Read the `Order` from stdin, serve its hosts, and clean up."""
     wanted = json.loads(sys.stdin.buffer.readline())
     order = Order(**wanted | {"directory": Path(wanted["directory"])})
     processes.become_subreaper()

@@ -81,7 +81,7 @@ def fraction_of(worker: WorkerState) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values; None for none."""
+    """Return the mean of the known values; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -23,7 +23,7 @@ class LogScreen(LineScreen):
         self._looked_at: RunState | None = None  # the state that was last looked at
 
     def show(self, state: RunState) -> None:
-        """Print what is new."""
+        """Print the output and the changes since the last call."""
         self._print(self._output(state) + self._milestones(state))
         self._state = state
 

@@ -48,7 +48,7 @@ def _without_imports(name: str) -> str:
 
 
 def looks() -> str:
-    """Return the style sheet of the live view: that of all pages, and that of buttons."""
+    """Return the live view's CSS: the sheet that all pages share, and the sheet of the buttons."""
     sheet = render.style().removeprefix("<style>").removesuffix("</style>")
     return sheet + (_PAGE / "controls.css").read_text(encoding="utf-8")
 

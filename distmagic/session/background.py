@@ -200,7 +200,7 @@ class BackgroundRun(Returned):
         self._is_over.wait()
 
     def wait_until_over(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the end; return whether it has come."""
+        """Wait at most `timeout_s` for the end; return whether the run has ended."""
         return self._is_over.wait(timeout_s)
 
     def stacks(self) -> RunStacks:

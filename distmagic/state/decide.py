@@ -445,5 +445,5 @@ def too_late(state: RunState) -> tuple[int, ...]:
 
 
 def answering(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that are neither gone nor lost."""
+    """Return the nodes that have neither ended ("gone") nor become unreachable for good ("lost")."""
     return tuple(node.node_rank for node in state.there)

@@ -1,4 +1,4 @@
-"""Writes points by a tracker's own package, which only this module imports, when the first point has come."""
+"""Writes points by a tracker's own package, which only this module imports, at the first point."""
 
 from __future__ import annotations
 

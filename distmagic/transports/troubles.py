@@ -1,6 +1,6 @@
 """Messages for errors of connecting to a host: one constant for each cause, used by both SSH transports. Pure.
 
-A `Trouble` doesn't know which host the user typed, because a jump host serves several; `for_host` adds that. `where` is
+A `Trouble` lacks the host that the user typed, because a jump host serves several; `for_host` adds that host. `where` is
 the machine of the failed connection: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
 """
 

@@ -114,7 +114,7 @@ class _Text:
         self._at = now
 
     def add(self, data: bytes) -> None:
-        """Write to the log, and keep what the disk rejects."""
+        """Append the bytes to the log. If the disk is full, keep the rest for an event."""
         written = self._append(data)
         self._tail = (self._tail + data[:written])[-_TAIL_BYTES:]
         lost = data[written:]

@@ -1,4 +1,4 @@
-"""Starts agents, by exec or by a fork of a template, and follows running ones."""
+"""Starts agents, by exec or by a fork of the template (the warm process), and follows running agents."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ _ARGUMENTS, _VARIABLES = (45, 46), (47, 48)
 
 
 def show(role: str, job: str) -> None:
-    """Show this role and this job in /proc from now on.
+    """Overwrite this process's arguments and environment, so that /proc shows the role and the job.
 
-    Raises ValueError for texts that are too long, and in a process that does not come from a template.
+    Raises ValueError for texts that are too long, and in a process that no template forked.
     """
     _write(
         _VARIABLES, f"{processes.MARK}=".encode(), job.encode(), len(JOB_PLACEHOLDER)
@@ -41,7 +41,7 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
 
 
 def _limits(words: tuple[int, int]) -> tuple[int, int]:
-    """Return the begin and the end in memory that these two fields tell."""
+    """Return the addresses in memory that are in these two fields: the first byte, and the end."""
     with open("/proc/self/stat", "rb") as file:
         _, _, rest = file.read().rpartition(b")")
     numbers = rest.split()
@@ -49,7 +49,7 @@ def _limits(words: tuple[int, int]) -> tuple[int, int]:
 
 
 def can_show() -> bool:
-    """Whether this process was started with both placeholders, and /proc tells where they are."""
+    """Whether this process was started with both placeholders, and /proc has their addresses in memory."""
     with open("/proc/self/environ", "rb") as file:
         variables = file.read()
     with open("/proc/self/cmdline", "rb") as file:

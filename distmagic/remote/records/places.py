@@ -101,8 +101,8 @@ def lock(file: IO[bytes], how: int) -> None:
 def file_type(path: Path) -> int:
     """Return the type of a path, as in `stat.S_IFMT`; 0 if it does not exist.
 
-    Raises OSError if that is temporarily unknown: `exists` and similar functions would return False, and the file would
-    be replaced.
+    Raises OSError if the type is temporarily unknown. (`Path.exists` would return False then, and the caller would
+    replace the file.)
     """
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)

@@ -160,7 +160,7 @@ def send(process: ProcessInfo, number: int) -> None:
 
 
 def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Wait for the end of this process, which may be no child; return False if it has not ended within `timeout_s`."""
+    """Wait until this process has ended. It need not be a child. Return False if it survives `timeout_s`."""
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
     try:
@@ -297,7 +297,7 @@ def _ancestors() -> set[int]:
 def sweep(
     job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()
 ) -> tuple[ProcessInfo, ...]:
-    """Send SIGKILL to all processes in `marked` until none is left; return those left after the time limit."""
+    """Kill the processes that `marked` finds, until none is left. Return those that survive `timeout_s`."""
     end = time.monotonic() + timeout_s
     while left := marked(job, spared):
         if time.monotonic() > end:

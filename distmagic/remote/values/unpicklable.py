@@ -112,7 +112,7 @@ def find(
 def _unpicklable_child(
     part: ValuePart, tried: dict[int, object], why_not: WhyNot
 ) -> tuple[ValuePart, Exception] | None:
-    """Return the first part of a part that can't be pickled, and why; None for none, or at the limit of trials."""
+    """Return the first part of `part` that can't be pickled, and why; None without one, or at the limit of trials."""
     for child in parts(part):
         if is_atom(child.value) or id(child.value) in tried:
             continue

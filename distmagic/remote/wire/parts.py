@@ -46,7 +46,7 @@ class MetricRow:
 
 
 def points_of(rows: Iterable[MetricRow]) -> dict[str, Numbers]:
-    """Return the same as the points of each metric: seconds, step (NaN where none is told) and value, one after the other."""
+    """Return the points of each metric: seconds, step (NaN without one) and value, one after the other."""
     found: dict[str, list[float]] = {}
     for row in rows:
         step = math.nan if row.step is None else row.step

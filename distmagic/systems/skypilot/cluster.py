@@ -288,7 +288,7 @@ class _ForwardedTransport:
         self.warnings = inner.warnings
 
     def start(self, argv: tuple[str, ...]) -> Process:
-        """Start `argv` on the host, with that address among its variables."""
+        """Start `argv` on the host. A variable holds the outside address that the class describes."""
         return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
 
     def close(self) -> None:

@@ -284,7 +284,7 @@ class Allocation:
             raise self.error
 
     def _settled_state(self, asker: Asker) -> job_states.JobState | None:
-        """Return the job's final row; while its processes are being ended, it does not have the outcome yet."""
+        """Return the job's state after COMPLETING, which lasts while Slurm ends the processes and hides the outcome."""
         end_s = time.monotonic() + _COMPLETING_S
         while True:
             state = self._look(asker)

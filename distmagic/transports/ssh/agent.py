@@ -16,9 +16,9 @@ _MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
 
 
 class KeyAgent:
-    """The agent at the socket `path`, None for none.
+    """A client of the ssh agent at the socket `path`; `path` is None without an agent.
 
-    `is_signing`: it was asked for a signature and has not answered; `trouble` is its error.
+    `is_signing`: the agent has received a request to sign and has not answered. `trouble` is the agent's error.
     """
 
     def __init__(self, path: str | None) -> None:

@@ -56,7 +56,7 @@ class Resolved:
     """How to connect to a host. Host keys are always checked strictly, whatever StrictHostKeyChecking is.
 
     `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's socket,
-    None for none. `jumps` are ProxyJump's hosts, first hop first. `refused` are the methods of log-in, by their names in
+    or None. `jumps` are ProxyJump's hosts, first hop first. `refused` are the methods of log-in, by their names in
     RFC 4252, that the user rules out. `warnings` list ignored options.
     """
 
@@ -169,7 +169,7 @@ def _port(scope: Scope) -> int:
 
 
 def _connect_timeout(scope: Scope) -> float | None:
-    """Return a time such as 90 or 1m30s in seconds; None for none and 0."""
+    """Return a time such as 90 or 1m30s in seconds; None if it is "none" or 0."""
     text = scope.first("connecttimeout", "0")
     if not re.fullmatch(r"(?:\d+[smhdw]?)+", text, re.IGNORECASE | re.ASCII):
         raise _not_understood(scope, "ConnectTimeout", text, "time")

@@ -154,8 +154,10 @@ SUBCOMMANDS = (
         name="stay",
         usages=(
             ("", "show the ranks that stay: hosts, cells, and the names they hold"),
+            ("NAME", "the same, and their idle time begins anew"),
         ),
         handler=job_commands.stay,
+        counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),

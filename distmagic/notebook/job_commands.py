@@ -59,8 +59,10 @@ def runs(line: CommandLine) -> None:
 
 
 def stay(line: CommandLine) -> None:
-    """Print the state of ranks that stay."""
+    """Print the state of ranks that stay; with a name, begin the idle time of these ranks anew."""
     stayed = line.notebook.ranks
+    if line.words:
+        _stayed(line, "stay").keep()
     if not stayed:
         print("no ranks stay: a cell that begins with %%ranks starts some")
     for ranks in list(stayed.values()):

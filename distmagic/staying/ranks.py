@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import keyword
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,6 +86,8 @@ class Ranks:
         self._sent: dict[int, dict[str, str]] = {}
         self._last_ends: dict[int, protocol.CellEnded] = {}
         self._is_out_of_step = False
+        # Of the last cell: by it, a kernel finds the cell of an output.
+        self._context = contextvars.copy_context()
 
     @property
     def state(self) -> RunState:
@@ -233,7 +236,28 @@ class Ranks:
         try:
             yield
         finally:
+            self._context = contextvars.copy_context()
             self.idle.end_cell()
+
+    def show_idle_notice(self) -> None:
+        """Print, under the last cell that used the ranks, when they end. Called between two cells, on the thread of the
+        session's loop.
+        """
+        self._context.run(print, self.idle_notice(), flush=True)
+
+    def idle_notice(self) -> str:
+        """Return when the ranks end without a cell, and the command that keeps them."""
+        where = f"{len(self.state.workers)} on {', '.join(self.hosts)}"
+        left = duration(round(self.idle.left_s))
+        return (
+            f"The ranks of {self.name} ({where}) end in {left}, because no cell runs on them. "
+            f"%distributed stay {self.name} keeps them."
+        )
+
+    def keep(self) -> None:
+        """Begin the idle time anew, as a cell does. Raises the session's error if it was idle too long before."""
+        with self._at_work():
+            pass
 
     # ---- one cell
 

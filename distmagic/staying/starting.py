@@ -41,7 +41,9 @@ def start(
         payload = _payload(plan, name, limit_bytes)
         run = place.begin(payload, screen, name, control)
     there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
-    return Ranks(request, session, place.names, run, control, there, idle)
+    ranks = Ranks(request, session, place.names, run, control, there, idle)
+    screen.on_notice = ranks.show_idle_notice
+    return ranks
 
 
 def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
@@ -59,14 +61,20 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
 
 
 class _OfSession(NoScreen):
-    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long."""
+    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long.
+
+    `on_notice` is called some time before that.
+    """
 
     def __init__(self, idle: IdleTime, *, can_type: bool) -> None:
+        self.on_notice: Callable[[], None] = lambda: None
         self._idle = idle
         self._can_type = can_type
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Stop the session when its idle time is up."""
+        if self._idle.notice_is_due():
+            self.on_notice()
         return ("stop",) if self._idle.runs_out() else ()
 
     def can_type(self) -> bool:

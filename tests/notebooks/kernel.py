@@ -9,8 +9,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import nbformat
+from jupyter_client.blocking import BlockingKernelClient
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -55,6 +57,18 @@ class LiveNotebook:
         except CellExecutionError:
             return text_of(self.node.cells[-1])
         raise AssertionError(f"the cell did not fail, it shows:\n{text}")
+
+    @contextlib.contextmanager
+    def overheard(self) -> Iterator[Iterator[dict[str, Any]]]:
+        """Give all that the kernel publishes from now on, as a second page of the notebook receives it."""
+        client = BlockingKernelClient(connection_file=self._client.km.connection_file)
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready()
+            yield iter(client.get_iopub_msg, None)
+        finally:
+            client.stop_channels()
 
     @contextlib.contextmanager
     def meanwhile(self, act: Callable[[], object]) -> Iterator[None]:

@@ -111,3 +111,36 @@ def test_ranks_that_stay_without_a_cell_end_after_their_idle_time(
         assert notebook.run("%%ranks\n1 + 1").endswith("ranks 0-1: 2\n")
         assert "they end in" not in notebook.run("%distributed stay")
     lab.assert_clean()
+
+
+def test_a_notice_comes_before_the_idle_end_and_a_command_keeps_the_ranks(
+    lab: Lab, tmp_path
+) -> None:
+    """On the kernel's own thread of these ranks, whose clock the test sets, while no cell runs."""
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        notebook.run("%%ranks exp\nkept = 7")
+        notebook.run("now = [0.0]\nexp.idle._clock = lambda: now[0]")
+        with notebook.overheard() as messages:
+            notebook.run("%%ranks exp --stay-idle 1h\nkept")
+            notebook.run("now[0] = 3300.0")
+            cells = {}  # by the request that ran them
+            for message in messages:
+                request = message["parent_header"].get("msg_id")
+                if message["msg_type"] == "execute_input":
+                    cells[request] = message["content"]["code"]
+                text = message["content"].get("text", "")
+                if "because no cell runs" in text:
+                    break
+        assert text == (
+            "The ranks of exp (1 on dm1) end in 5 min, because no cell runs on them. "
+            "%distributed stay exp keeps them.\n"
+        )
+        assert cells[request].startswith("%%ranks exp")
+        assert "they end in 1 h 00 min" in notebook.run("%distributed stay exp")
+        notebook.run("now[0] += 3599.0")
+        assert notebook.run("%%ranks exp\nkept").endswith("rank 0: 7\n")
+        notebook.run("now[0] += 3600.0")
+        wait_until(lambda: notebook.run("exp.done") == "True", "the end")
+        assert "ran on them for 1 h 00 min" in notebook.fail("%distributed stay exp")
+    lab.assert_clean()

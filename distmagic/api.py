@@ -312,7 +312,7 @@ def _launch(
             raise
 
 
-_OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[)")
+_OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[|\.fetch\()")
 
 
 def _place(

@@ -23,7 +23,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130  # exit codes, as shells and torchrun h
 _COMMAND = re.compile(r"(?<!%)%distributed\b")
 _OF_A_JOB = re.compile(r"(?<!%)%distributed ([a-z]+) (?=\d|ID\b|all\b)")
 _LOGS = re.compile(r"\b_?run\.logs\(([^)]*)\)")
-_RESULTS = re.compile(r"\b_?run\.results\[(\d+)\]")
+_OF_A_RUN = re.compile(r"\b_?run\.(results\[\d+\]|fetch\([^)]*\))")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
         text = _OF_A_JOB.sub(lambda found: f"distmagic {found[1]} {way}", text)
         text = _COMMAND.sub("distmagic", text)
         attached = f"after %distributed attach {job} run, in a notebook"
-        return _RESULTS.sub(lambda found: f"run.results[{found[1]}] {attached}", text)
+        return _OF_A_RUN.sub(lambda found: f"run.{found[1]} {attached}", text)
 
     return worded
 

@@ -31,8 +31,13 @@ def error_of(state: RunState, *, was_interrupted: bool) -> RunError | None:
     error = verdict(state)
     if error is None and was_interrupted:
         return Cancelled(INTERRUPTED_WHEN_OVER)
-    if isinstance(error, WorkerFailed) and (hint := local_hint(state, Path.cwd())):
-        error.hint = f"{hint}\n{error.hint}"
+    if isinstance(error, WorkerFailed):
+        try:
+            hint = local_hint(state, Path.cwd())
+        except (Exception, KeyboardInterrupt):  # noqa: BLE001
+            return error  # the run's own error is raised, whatever fails here
+        if hint:
+            error.hint = f"{hint}\n{error.hint}"
     return error
 
 

@@ -108,7 +108,8 @@ class Place:
     ) -> Run | Detached:  # fmt: skip
         """Run a job at this place to its end, as `Session.launch`, and fetch its files.
 
-        A run that does not start leaves nothing.
+        An interrupt while files are fetched raises `Cancelled` with the run, or the error of a failed run. A run that
+        does not start leaves nothing.
         """
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
@@ -121,7 +122,10 @@ class Place:
             )
         except RunError as error:
             if isinstance(error.run, Run) and not isinstance(error, Cancelled):
-                fetch(error.run, self._spec.fetch)
+                try:
+                    fetch(error.run, self._spec.fetch)
+                except Cancelled as interrupt:
+                    print(interrupt, file=sys.stderr)  # noqa: T201 - the run's own error is raised
             raise
         if isinstance(left, Run):
             fetch(left, self._spec.fetch)
@@ -232,10 +236,17 @@ def with_files(
 
 
 def fetch(run: Run, patterns: Sequence[str]) -> None:
-    """Copy files of rank 0 to the current directory. A file that can't be fetched does not fail the run."""
-    for pattern in patterns:
+    """Copy files of rank 0 to the current directory. A file that can't be fetched does not fail the run.
+
+    An interrupt ends the copying alone, and raises `Cancelled` with the run.
+    """
+    for number, pattern in enumerate(patterns):
         try:
             paths = run.fetch(pattern)
+        except KeyboardInterrupt:
+            left = tuple(patterns[number:])
+            run.unfetched += left
+            raise _copying_interrupted(run, left) from None
         except DistmagicError as error:
             print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
             run.unfetched += (pattern,)
@@ -243,6 +254,16 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
             # A host has chosen these names.
             names = sanitize.line(", ".join(map(str, paths)))
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201
+
+
+def _copying_interrupted(run: Run, patterns: Sequence[str]) -> Cancelled:
+    calls = [f"{run.state.variable}.fetch({pattern!r})" for pattern in patterns]
+    error = Cancelled(
+        "The run was over, and the copying of its files was interrupted.",
+        f"To go on with it: {'; '.join(calls)}",
+    )
+    error.run = run
+    return error
 
 
 def place_of(

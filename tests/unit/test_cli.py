@@ -130,8 +130,9 @@ def test_sigterm_is_an_interrupt_unless_the_job_goes_on_alone(
 
 @pytest.mark.parametrize(
     "hint",
-    ["Its whole output: run.logs(1), on gpu-a.", "Its result is kept: run.results[1]. It."],
-    ids=["logs", "results"],
+    ["Its whole output: run.logs(1), on gpu-a.", "Its result is kept: run.results[1]. It.",
+     "To go on with it: _run.fetch('a*')"],
+    ids=["logs", "results", "fetch"],
 )  # fmt: skip
 def test_an_error_names_no_variable_that_a_terminal_does_not_have(
     ran, capsys, golden, hint

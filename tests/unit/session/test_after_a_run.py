@@ -287,3 +287,15 @@ def test_a_run_that_failed_is_gone_with_its_error(host):
     with no_collection():
         gone = failed()
         assert gone() is None
+
+
+def test_a_run_that_failed_keeps_its_error_where_no_hint_can_be_looked_for(
+    host, tmp_path, monkeypatch
+):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(WorkerFailed) as caught:
+        finished(state_of(code=1), host)
+    assert isinstance(caught.value.run, Run)

@@ -7,23 +7,29 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distmagic.connection.connections import Connections
 from distmagic.connection.link_opener import Fleet
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.errors import PayloadTooLarge
+from distmagic.errors import Cancelled, PayloadTooLarge, WorkerFailed
+from distmagic.outcome.run import Run
 from distmagic.payload import blobs
+from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.hosts import LOCALHOST, Host, parse_hosts
 from distmagic.request.spec import JobSpec
 from distmagic.session.allocations import Allocations
 from distmagic.session.place import Place, with_files
+from distmagic.session.session import Session
 from distmagic.systems.slurm import allocation
+from tests.builders.hosts import FakeHost, connector, fails, runs_to_its_end
 from tests.builders.jobs import payload_in
 from tests.builders.logins import CANCELLED, PENDING, RUNNING, Login, squeue
 from tests.builders.runs import FakeScreen
@@ -149,3 +155,29 @@ def test_this_machine_has_all_files(tmp_path):
     payload = payload_in(tmp_path)
     spec, fleet = JobSpec(sync="."), Fleet(hosts=(LOCALHOST,), access=Access())
     assert with_files(payload, spec, fleet, NotebookAsker(can_ask=False)) is payload
+
+
+@pytest.mark.parametrize(
+    ("begins", "kind"), [(runs_to_its_end, Cancelled), (fails, WorkerFailed)]
+)
+def test_an_interrupt_of_the_copying_of_files_loses_neither_the_run_nor_its_error(
+    tmp_path, monkeypatch, capsys, begins, kind
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+
+    def interrupt(_: protocol.Message) -> None:
+        raise KeyboardInterrupt
+
+    host = FakeHost("gpu-a", begins)
+    host.answers[protocol.ListFiles] = interrupt
+    spec, asker = JobSpec(fetch=("a", "b/*.pt")), NotebookAsker(can_ask=False)
+    with closing(Session(Connections(connector(host)))) as session, closing(asker):
+        place = Place(session, Access(cold=True), asker, spec, hosts=(host.host,))
+        with pytest.raises(kind) as caught:
+            place.launch(payload_in(tmp_path), FakeScreen(), "mine")
+    run = caught.value.run
+    assert isinstance(run, Run)
+    assert run.unfetched == ("a", "b/*.pt")
+    said = f"{caught.value}\n{capsys.readouterr().err}"
+    assert "mine.fetch('a'); mine.fetch('b/*.pt')" in said
+    assert len(host.requests_of(protocol.ListFiles)) == 1

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench import machine, peers, table
+from tests.bench import anatomy, machine, table
 from tests.bench.bench import FOLDER, REPOSITORY, Bench
 from tests.bench.figures import Section
 from tests.lab import isolate
@@ -25,6 +25,7 @@ SECTIONS = (
     "crowd",
     "many",
     "start",
+    "anatomy",
     "slurm",
     "deliver",
     "result",
@@ -46,13 +47,9 @@ def main() -> int:
         print(f"the bench can't run here: {reason}", file=sys.stderr)
         return 1
     FOLDER.mkdir(parents=True, exist_ok=True)
-    found = peers.install(FOLDER / "peers")
     isolate()
     for name in chosen:
-        _run(
-            name,
-            Bench(peers=found, rounds=options.rounds, rounds_dear=options.rounds_dear),
-        )
+        _run(name, Bench(rounds=options.rounds, rounds_dear=options.rounds_dear))
     _write(readme=options.readme)
     return 0
 
@@ -115,6 +112,10 @@ def _write(*, readme: bool) -> None:
         }
         for page, markdown in pages.items():
             page.write_text(table.into_page(page.read_text(), markdown))
+        if anatomy.PICTURE.exists():
+            picture = f"```text\n{anatomy.PICTURE.read_text()}```"
+            page = REPOSITORY / "distmagic" / "help" / "benchmarks.md"
+            page.write_text(table.into_page(page.read_text(), picture, "anatomy"))
 
 
 def _shown(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What every section is handed: the folder, the peers, the number of rounds."""
+"""What every section is handed: the folder, and the number of rounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.bench.peers import Peers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "build" / "bench"
@@ -17,7 +15,6 @@ FOLDER = REPOSITORY / "build" / "bench"
 class Bench:
     """One run of the bench. `rounds` is how often each cheap thing is measured, `rounds_dear` each dear one."""
 
-    peers: Peers
     rounds: int
     rounds_dear: int
 

@@ -38,8 +38,8 @@ class Place:
     """Where all of them run: a lab of two hosts, a folder that hosts and notebook see, an environment."""
 
     lab: Lab
-    peers: Peers
     folder: Path
+    peers: Peers | None = None  # the other tools; None where none is run
 
     def stamps(self) -> Stamps:
         """Return a folder for one run."""
@@ -66,11 +66,13 @@ class Place:
             for name, value in self.env.items()
             if name not in ("PYTHONPATH", "VIRTUAL_ENV")
         }
+        assert self.peers is not None
         return {**own, "PATH": f"{self.peers.bin}{os.pathsep}{os.environ['PATH']}"}
 
     @contextlib.contextmanager
     def peer_kernel(self, prepare: str) -> Iterator[Kernel]:
         """Start a kernel of the peers' Python, in which `prepare` has run."""
+        assert self.peers is not None
         with Kernel(
             self.peers.python, self.folder, self.peers_env, OWN_PROCESSES
         ) as kernel:
@@ -130,10 +132,11 @@ def magic_line(place: Place, *flags: str) -> str:
 
 
 @contextlib.contextmanager
-def distmagic_kernel(place: Place) -> Iterator[Callable[..., Took]]:
-    """Start a kernel of its own; what is yielded takes the flags of the cell. Nothing of it is left on the hosts.
+def own_kernel(place: Place) -> Iterator[tuple[Kernel, Callable[..., Took]]]:
+    """Start a kernel of its own, and yield it with a function that runs a cell; it takes the cell's flags.
 
-    As in the kernels of the other tools, the function and what it imports came in a cell before.
+    As in the kernels of the other tools, the function and what it imports came in a cell before. Nothing of it is left
+    on the hosts.
     """
     import sys
 
@@ -148,7 +151,7 @@ def distmagic_kernel(place: Place) -> Iterator[Callable[..., Took]]:
             )
             return _took(ran, stamps)
 
-        yield run
+        yield kernel, run
         kernel.run("%distributed down")
     place.lab.assert_clean(within_s=30)
 
@@ -233,6 +236,7 @@ def nbdistributed(place: Place) -> Iterator[Contestant]:
 @contextlib.contextmanager
 def ipyparallel(place: Place) -> Iterator[Contestant]:
     """Run on engines, two a host, that are there already and have torch loaded after the first round."""
+    assert place.peers is not None
     connection = place.folder / "ipp" / "security" / "ipcontroller-engine.json"
     env = {**place.peers_env, "IPYTHONDIR": str(place.folder / "ipython-of-ipp")}
     controller = [str(place.peers.bin / "ipcontroller"), f"--profile-dir={place.folder / 'ipp'}", "--ip=*",

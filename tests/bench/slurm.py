@@ -38,7 +38,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     ours: dict[str, list[Took]] = {NEW: [], HELD: []}
     theirs: dict[str, list[Took]] = {NEW: [], HELD: []}
     with scratch("slurm") as folder, SlurmLab(2) as slurm:
-        place = Place(lab=slurm.lab, peers=bench.peers, folder=folder)
+        place = Place(lab=slurm.lab, folder=folder)
         (folder / "script.py").write_text(f"{SOURCE}\nimport sys\nwork(sys.argv[1])\n")
         for number in range(bench.rounds_dear + 1):
             took_theirs = {NEW: _by_hand(place, slurm, ())}

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from distmagic.request import flag_parser
-from tests.bench import contestants
-from tests.bench.bench import Bench
+from tests.bench import contestants, peers
+from tests.bench.bench import FOLDER, Bench
 from tests.bench.contestants import Contestant, Place, Took
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
@@ -43,9 +43,10 @@ _TARGETS = {"cold": 1.05, "first cell": 0.60, "warm": 0.08}
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Run every tool once a round."""
     took: dict[str, list[Took]] = {}
-    reasons = dict(bench.peers.missing)
+    tools = peers.install(FOLDER / "peers")
+    reasons = dict(tools.missing)
     with scratch("start") as folder, Lab(2) as lab, contextlib.ExitStack() as stack:
-        place = Place(lab=lab, peers=bench.peers, folder=folder)
+        place = Place(lab=lab, folder=folder, peers=tools)
         stack.enter_context(_name_notebook(place))
         field = dict(_field(stack, place, reasons))
         for number in range(bench.rounds_dear + 1):
@@ -110,9 +111,9 @@ def _said(error: Exception) -> str:
 
 def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
     if "--cold" in flag_parser.flag_names():
-        with contestants.distmagic_kernel(place) as run:
+        with contestants.own_kernel(place) as (_, run):
             _one(bench, took, {}, "cold", lambda: run("--cold"))
-    with contestants.distmagic_kernel(place) as run:
+    with contestants.own_kernel(place) as (_, run):
         for name in ("first cell", "warm"):
             _one(bench, took, {}, name, run)
     with contestants.staying(place) as next_cell:

@@ -20,7 +20,6 @@ from tests.bench.figures import (
 
 _LOAD = ", load before "  # between the machine and its load, in a section's `machine`
 HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 # The rows that the README has, as (what, against): what a user feels first, two of them lost.
 HEADLINES = (
     ("first user line, cold", "ssh + torchrun by hand"),
@@ -154,13 +153,14 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def into_page(page: str, markdown: str) -> str:
-    """Return the page with `markdown` between its two marks. Raises ValueError where it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def into_page(page: str, markdown: str, name: str = "bench") -> str:
+    """Return the page with `markdown` between the two marks of this name. Raises ValueError where it has none."""
+    first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n{markdown}\n{END}{after}"
+        raise ValueError(f"the page has no {first} followed by {last}")
+    return f"{before}{first}\n{markdown}\n{last}{after}"
 
 
 def as_json(sections: Sequence[Section]) -> str:

@@ -316,8 +316,9 @@ def test_what_the_readme_says_of_the_bench_stands_on_its_page():
             measured.add(
                 (what, ours.partition(" (")[0], theirs.partition(" (")[0], against)
             )
-    between = README.read_text().partition(table.BEGIN)[2].partition(table.END)[0]
-    _head, _rule, *rows = between.strip().splitlines()
+    between = README.read_text().partition("<!-- bench: begin -->")[2]
+    table_of_readme = between.partition("<!-- bench: end -->")[0]
+    _head, _rule, *rows = table_of_readme.strip().splitlines()
     said = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
     assert [(what, against) for what, _, _, against in said] == list(table.HEADLINES)
     assert set(said) <= measured

@@ -26,6 +26,7 @@ SECTIONS = (
     "many",
     "start",
     "anatomy",
+    "stay",
     "slurm",
     "deliver",
     "result",

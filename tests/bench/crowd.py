@@ -46,7 +46,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     return (
         MetricRow(
             what="kernel's CPU, 1,024 ranks at 10 Hz", unit="% of a core", ours=tuple(cpu),
-            target=Target(limit=25, of="ours"),
+            target=Target(limit=15, of="ours"),
             note="a real kernel with its live view; simulated agents at unix sockets, so without what SSH costs",
         ),
         MetricRow(

@@ -26,7 +26,7 @@ from tests.system.components import reason_without
 
 TITLE = "Slurm: 2 nodes x 2 ranks, through a log-in node over SSH"
 NEW, HELD = "first cell, in a new allocation", "second cell, in the held allocation"
-_TARGETS = {NEW: None, HELD: Target(limit=0.10)}
+_TARGETS = {NEW: None, HELD: Target(limit=0.05)}
 _FLAGS = "--nodes 2 --nproc-per-node 2 --slurm cpus-per-task=4"
 _RESOURCES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4")
 

@@ -12,6 +12,7 @@ pickled call, with the notebook's values.
 from __future__ import annotations
 
 import ast
+import cmath
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +23,8 @@ from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cell import CellPlan, names_wanted
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_DEFINES = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Import,
-    ast.ImportFrom,
-)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINES = (*_DEFINITIONS, ast.Import, ast.ImportFrom)
 _LONGEST_VALUE = 2_000  # characters of a value in the program
 
 
@@ -160,35 +156,62 @@ class _Head:
 
 
 def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
-    """Return the lines that define a function or a class in a cell, "" if there are none."""
+    """Return the lines that define a function or a class in a cell, "" if there are none. Raises `NoProgram`."""
     if (
         getattr(value, "__module__", None) != "__main__"
         or getattr(value, "__name__", None) != name
     ):
         return ""
     if isinstance(value, FunctionType):
-        return _lines_of(name, texts.get(value.__code__.co_filename, ""))
-    if not isinstance(value, type):
+        code = value.__code__
+        text = texts.get(code.co_filename, "")
+        for node in _bindings(name, text):
+            if _first_line(node) == code.co_firstlineno:
+                return _lines_of(name, node, text)
+    elif not isinstance(value, type):
         return ""
-    found = ""
-    for text in texts.values():  # the last definition counts
-        found = _lines_of(name, text) or found
-    return found
-
-
-def _lines_of(name: str, text: str) -> str:
-    try:
-        body = ast.parse(text).body
-    except SyntaxError:
-        return ""
-    for node in body:
-        if (
-            isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-            and node.name == name
-        ):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    # A class, or a function that a decorator has made: the last definition counts.
+    for text in reversed(list(texts.values())):
+        found = _bindings(name, text)
+        if found:
+            return _lines_of(name, found[-1], text)
     return ""
+
+
+def _bindings(name: str, text: str) -> list[ast.stmt | ast.expr]:
+    """Return all definitions and assignments of a global name in a cell, in the order of its lines."""
+    try:
+        waiting: list[ast.AST] = [ast.parse(text)]
+    except SyntaxError:
+        return []
+    found: list[ast.stmt | ast.expr] = []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _DEFINITIONS):
+            if node.name == name:
+                found.append(node)
+            continue
+        if (
+            isinstance(node, ast.Name)
+            and node.id == name
+            and isinstance(node.ctx, ast.Store)
+        ):
+            found.append(node)
+        waiting += ast.iter_child_nodes(node)
+    return sorted(found, key=_first_line)
+
+
+def _first_line(node: ast.stmt | ast.expr) -> int:
+    """Return the line of a statement, or of its first decorator."""
+    decorators = node.decorator_list if isinstance(node, _DEFINITIONS) else []
+    return min(one.lineno for one in [node, *decorators])
+
+
+def _lines_of(name: str, node: ast.stmt | ast.expr, text: str) -> str:
+    """Return the lines of a definition. Raises `NoProgram` unless it is a statement of its own."""
+    if not isinstance(node, _DEFINITIONS) or node.col_offset:
+        raise NoProgram(f"{name} is defined inside a block, or assigned")
+    return "\n".join(text.split("\n")[_first_line(node) - 1 : node.end_lineno])
 
 
 def _import_of(name: str, value: object) -> str:
@@ -218,6 +241,6 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value)) and bool(value)  # type: ignore[call-overload]
     if type(value) is dict:
         return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) is float:
-        return value == value and abs(value) != float("inf")  # noqa: PLR0124 - nan
+    if type(value) in (float, complex):
+        return cmath.isfinite(value)  # type: ignore[arg-type]
     return type(value) in _PLAIN

@@ -279,9 +279,10 @@ class Magics:
 
         hosts = self.notebook.choose(request).hosts
         self._run_own(plan, request)
-        texts = {
-            name: "".join(linecache.getlines(name)) for name in _labels(self.shell)
-        }
+        # A kernel gives a cell that runs again its old file name.
+        labels = _labels(self.shell)
+        names = sorted(labels, key=lambda name: _number_in(labels[name]))
+        texts = {name: "".join(linecache.getlines(name)) for name in names}
         try:
             text = cell_script.of_cell(plan, self.shell.user_ns, texts)
             program = exporting.of_script(text, request)
@@ -439,6 +440,12 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return IPython's label of each cell's file so far: "Cell In[3]"."""
     names = {one: shell.compile.format_code_name(one) for one in list(linecache.cache)}
     return {one: " ".join(label) for one, label in names.items() if label is not None}
+
+
+def _number_in(label: str) -> int:
+    """Return the number in a cell's label, which counts executions."""
+    digits = "".join(filter(str.isdigit, label))
+    return int(digits or 0)
 
 
 def load_ipython_extension(

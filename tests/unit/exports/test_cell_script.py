@@ -109,6 +109,8 @@ def test_values_that_a_text_can_not_make():
     for value in (
         float("nan"),
         float("inf"),
+        complex("inf"),
+        {1: complex("nan")},
         [object()],
         set(),
         "x" * 3000,
@@ -181,3 +183,61 @@ def test_a_class_that_was_defined_again_is_the_later_one():
     found = cell_script.of_cell(plan, names, texts)
     assert "x = 2" in str(found)
     assert "x = 1" not in str(found)
+
+
+TWICE = """
+import functools
+
+def twice(function):
+    @functools.wraps(function)
+    def call():
+        return 2 * function()
+    return call
+"""
+
+
+def exported(*cells: str, call: str = "f()") -> str:
+    """Return the program of a cell that makes a call after these cells, whose files are "0", "1" and so on."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, text in enumerate(cells):
+        exec(compile(text, str(number), "exec"), names)
+    plan = parse_cell(f"#%%distributed --export slurm d\n{call}", whole=False)
+    texts = {str(number): text for number, text in enumerate(cells)}
+    return cell_script.of_cell(plan, names, texts)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["def f():\n    return 1\n\ndef f():\n    return 2\n"],
+        ["class f:\n    x = 1\n\nclass f:\n    x = 2\n"],
+        ["def f():\n    return 1\n", "def f():\n    return 2\n"],
+        # The wrapper's code is of the first cell, which has an `f` of its own.
+        [TWICE + "def f():\n    return 1\n", "@twice\ndef f():\n    return 2\n"],
+    ],
+)
+def test_the_last_definition_of_a_name_is_exported(cells):
+    found = exported(*cells)
+    before, _, _ = found.partition("if __name__")
+    assert before.rstrip().endswith(("return 2", "x = 2"))
+    assert "return 1" not in found
+    assert "x = 1" not in found
+
+
+def test_an_earlier_definition_that_is_still_in_use_is_exported():
+    cell = "def f():\n    return 1\nfirst = f\ndef f():\n    return 2\nf = first\n"
+    assert "return 1" in exported(cell)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "if 1 > 2:\n    def f():\n        return 1\nelse:\n    def f():\n        return 2\n",
+        "try:\n    from absent import f\nexcept ImportError:\n    class f:\n        x = 2\n",
+        "def f():\n    return 1\nif 2 > 1:\n    def f():\n        return 2\n",
+        TWICE + "def f():\n    return 1\nf = twice(f)\n",
+    ],
+)
+def test_a_definition_that_has_a_condition_or_was_replaced_is_no_program(cell):
+    with pytest.raises(NoProgram, match="f is defined inside a block, or assigned"):
+        exported(cell)

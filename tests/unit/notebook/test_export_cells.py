@@ -193,3 +193,14 @@ def test_lines_that_can_not_be(cells, tmp_path, line, golden):
     with golden.raises(UsageError):
         cells(f"%%distributed {line}\ndef f(): pass\nf()")
     assert not (tmp_path / "d").exists()
+
+
+def test_the_class_of_a_cell_that_ran_again_is_exported(cells, shell, monkeypatch):
+    # As in a kernel: a cell's file name depends only on its text.
+    monkeypatch.setattr(
+        shell.compile, "get_code_name", lambda raw, *_: f"{abs(hash(raw))}.py"
+    )
+    for size in (1, 2, 1):
+        cells(f"class Model:\n    size = {size}")
+    cells("%%distributed --export slurm out\nprint(Model.size)")
+    assert "size = 1" in Path("out/program/cell.py").read_text()

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 # The types of options that are checked in this module, as `Options` spells them, and their names for a user. Items of a
 # tuple are checked where they are used.
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "str": (str, "a text"),
+    "str": (str, "a string"),
     "bool": (bool, "True or False"),
     "int": (numbers.Integral, "a whole number"),
     "float": (numbers.Real, "a number"),
-    "Slots": ((numbers.Integral, str), "a whole number or a text"),
+    "Slots": ((numbers.Integral, str), "a whole number or a string"),
 }
 
 
@@ -135,7 +135,7 @@ def _check_kind(name: str, value: object) -> None:
     is_flag = isinstance(value, bool)  # bool is a subclass of int
     if not isinstance(value, kind) or (is_flag and kind is not bool):
         raise UsageError(
-            f"{name}={reprlib.repr(value)} is not {text}.", f"Give {text}."
+            f"{name}={reprlib.repr(value)}: {text} is required, not {type(value).__name__}."
         )
 
 

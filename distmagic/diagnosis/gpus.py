@@ -27,8 +27,8 @@ def findings(subject: Subject) -> Iterator[Finding]:
     for number in range(len(examined.gpus)):
         yield from _of_device(subject, number)
     if examined.xid:
-        evidence = f"the kernel has noted a fault of a GPU: Xid {examined.xid}."
-        cure = f"{subject.by_hand} sudo dmesg -T | grep Xid"
+        evidence = f"the Linux kernel log has a GPU error: Xid {examined.xid}."
+        cure = f"{subject.by_hand} sudo dmesg -T | grep Xid    # then ask the host's owner to reset the GPU"
         yield Finding("warning", name, "Xid", evidence, cure)
 
 

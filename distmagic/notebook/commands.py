@@ -430,8 +430,8 @@ def find(name: str, *, is_terminal: bool = False) -> Subcommand:
         return known[name]
     if name in NAMES:
         raise UsageError(
-            f"{name} is a command of notebooks.",
-            "In a terminal hosts are named behind each command, by --hosts LIST, or by DISTMAGIC_HOSTS.",
+            f"{name} works only in a notebook.",
+            "In a terminal, pass --hosts LIST to each command, or set DISTMAGIC_HOSTS. distmagic --help lists the commands.",
         )
     if name.startswith("-"):
         raise UsageError(

@@ -86,7 +86,8 @@ def _set(line: CommandLine) -> None:
         )
     if names and (request.hosts is not None or request.hostfile is not None):
         raise UsageError(
-            "A list of hosts is given, and --hosts or --hostfile.", "Keep one of them."
+            "The line names hosts twice: as a list, and by --hosts or --hostfile.",
+            "Keep one of them.",
         )
     if request.hostfile is not None:
         source = f"%distributed hosts --hostfile {request.hostfile}"

@@ -99,10 +99,9 @@ def check_python(
         wanted = _dots(ours[:2])
         raise PreflightError(
             host,
-            f"Python {_dots(found)} ({executable}), but this notebook runs Python {_dots(ours)}; "
-            f"a running job takes in only hosts with that minor version.",
-            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}. "
-            "A job that starts on a host with another Python takes in any host.",
+            f"Python {_dots(found)} ({executable}), but the job needs Python {wanted}: it sent its functions as byte "
+            "code to its first hosts.",
+            f"Name a Python {wanted} on that host: --python {host}=/path/to/python{wanted}",
         )
 
 

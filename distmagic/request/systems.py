@@ -155,8 +155,8 @@ def at(place: str) -> System:
     other = named(word)
     if other is not None and not other.on:
         raise UsageError(
-            f"--on {word}: {other.title} gives a notebook no hosts.",
-            f"--export {word} DIR writes the files of such a job; inside one no --on is needed. "
+            f"--on {word}: a notebook can't get hosts from {other.title}.",
+            f"--export {word} DIR writes the files of a job. Inside a job, leave out --on. "
             f"More: %distributed help {other.page}.",
         )
     raise UsageError(

@@ -268,8 +268,8 @@ class NodeTable:
             if self._growth is None:  # the job is over, and no host has this node
                 return self._lose(node_rank, NEVER_BEGAN, now_s)
             text = (
-                f"{host} has joined the job, and is not among the hosts of this notebook: its ranks are not shown. "
-                "Name it with %distributed hosts and attach to see them."
+                f"{host} joined the job, but is not among the hosts of this notebook, which does not show its ranks. "
+                f"Add {host} to %distributed hosts, then %distributed attach shows them."
             )
             warning = Note(node_rank=node_rank, what=Warned(text=text))
             why = "it is not among the hosts of this notebook"

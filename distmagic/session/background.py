@@ -29,6 +29,9 @@ from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
 _ANSWER_S = 20.0  # time for ranks to send their stacks
+_WHAT_RUNS = (
+    "%distributed jobs lists the jobs that run."  # stacks and profiles need one
+)
 # Time for ranks to end when the process ends. Jupyter kills a kernel after five seconds; the hosts then end the rest
 # when the lease expires.
 _LAST_WAIT_S = 4.0
@@ -208,7 +211,9 @@ class BackgroundRun(Returned):
         screen = self.screen
         if self.done or screen.state.phase != "running":
             phase = self.state.phase if self._error is None else "failed"
-            raise UsageError(f"No rank of job {self.job} runs: it is {phase}.")
+            raise UsageError(
+                f"No rank of job {self.job} runs: it is {phase}.", _WHAT_RUNS
+            )
         with screen.has_changed:
             before = screen.state.wanted_stacks
             screen.ask("stacks")
@@ -269,7 +274,9 @@ class BackgroundRun(Returned):
 
         state = self.state
         if self.done or state.phase != "running":
-            raise UsageError(f"No rank of job {self.job} runs: it is {state.phase}.")
+            raise UsageError(
+                f"No rank of job {self.job} runs: it is {state.phase}.", _WHAT_RUNS
+            )
         hosts = [node.host for node in state.nodes]
         links: dict[int, Link] = {}
         try:

@@ -159,7 +159,10 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {error}.") from None
+        why = getattr(error, "strerror", None) or "it is not a text file"
+        raise UsageError(
+            f"{path} can't be read: {why.lower()}.", "Check the path."
+        ) from None
 
 
 def _read(path: Path, files_left: int) -> Iterator[str]:

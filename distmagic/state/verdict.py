@@ -398,6 +398,8 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
         hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.terms.max_restarts}.\n"
     if lines:
         hint += f"Its last lines:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."
+    else:
+        hint += f"Its output, if there is any: {state.variable}.logs(-1)."
     code = node.code or 0
     how = _how(code, exit_codes.meaning_of(code))
     return RunError(

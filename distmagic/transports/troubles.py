@@ -170,9 +170,17 @@ CERTIFIED_HOST_KEY = TroubleCause(
 )
 
 
+# What to do if no answer comes, by the step of the connection.
+_NO_ANSWER = {
+    "TCP": "Check that the machine is up, that you are in the right network or VPN, and its firewall.",
+    "banner": "The port accepts connections, but no SSH server answers. On that machine: systemctl status sshd",
+    "key": "The SSH server is there, but slow: look at the load of that machine, or allow more: --connect-timeout 60",
+}
+
+
 def no_answer(where: str, seconds: float, step: str = "TCP") -> Trouble:
     """Nothing came back in time; `step` is the first that did not."""
-    hint = "Check that the machine is up, that you are in the right network or VPN, and its firewall."
+    hint = _NO_ANSWER[step]
     return Trouble(
         Unreachable, f"no answer from {where} within {seconds:g} s.", hint, step
     )

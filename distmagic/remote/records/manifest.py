@@ -103,6 +103,7 @@ def checked(path: str) -> str:
     """Return a path with slashes. Raises ValueError unless it stays below the folder that it is relative to."""
     if not is_inside(path):
         raise ValueError(
-            f"{path[:200]!r} is not a relative path: it has an empty, . or .. part, or a zero byte"
+            f"{path[:200]!r} is not a path inside the folder: it begins with /, or has an empty, . or .. part, or a "
+            "zero byte"
         )
     return path

@@ -69,7 +69,7 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
     )
     if not (text.isascii() and text.isdigit() and int(text) >= _LEAST_LOG_BYTES):
         raise ValueError(
-            f"{LOG_BYTES_NAME}={text[:80]} is not a number of bytes of at least {_LEAST_LOG_BYTES:,}"
+            f"{LOG_BYTES_NAME}={text[:80]}: the value must be a whole number of bytes, {_LEAST_LOG_BYTES} or more"
         )
     return int(text)
 

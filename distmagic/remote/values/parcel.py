@@ -367,9 +367,10 @@ class _Memories:
                 self._memories.append(
                     side_files.mapped(folder / os.path.basename(name), size)
                 )
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError):
                 raise ParcelError(
-                    f"A part of the stored value is missing: {error}."
+                    f"A file of the stored value is missing, incomplete or unreadable: {name}.",
+                    "Run the cell again.",
                 ) from None
 
     def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:

@@ -82,8 +82,9 @@ def connect(
     except HostError as error:
         if error.host == host.name:
             raise
+        what = error.message.removeprefix(f"{error.host}: ")
         raise AuthenticationError(
-            host.name, f"its jump host {error.message}", error.hint
+            host.name, f"the jump host {error.host} {what}", error.hint
         ) from None
     return SshTransport(host.name, session, under, route[-1].warnings)
 

@@ -72,7 +72,7 @@ def test_files_of_a_job_are_found_and_read(link, home, golden):
     assert bytes(data) == b"456789"
 
     for path, error in (
-        ("../x", "is not a relative path"),
+        ("../x", "is not a path inside the folder"),
         ("ck/b.pt", "No such file"),
     ):
         with pytest.raises(PreflightError, match=error):

@@ -10,14 +10,13 @@ This module makes the workflow's content, and rejects unsupported flags. workflo
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from distmagic.errors import (
-    UsageError,
-)
+from distmagic.errors import Cancelled, DistmagicError, UsageError
 from distmagic.exports import parts
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File
 from distmagic.names import owner, work_dir
@@ -90,7 +89,8 @@ def run(
 ) -> Run:
     """Run a payload as a workflow, and return its `Run`. `variable` as for `Session.launch`.
 
-    Raises `UsageError` and `Unreachable` if it can't be submitted; else the errors of any run, with its `Run`.
+    Raises `UsageError` and `Unreachable` if it can't be submitted; else the errors of any run, with its `Run`. Results
+    that can't be downloaded do not fail the run.
     """
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     terms = terms_of(
@@ -108,12 +108,37 @@ def run(
     )
     workflow = WorkflowRun(text, tasks, planned, screen, variable)
     left = workflow.run()
-    url = job.request.results
-    if url:
-        folder = Path(f"{workflow.workflow_id}-results")
-        osmo.fetch(url, folder)
-        print(f"fetched {url} to {folder}", file=sys.stderr)  # noqa: T201 - a line for people
+    if job.request.results:
+        _fetch(left, job.request.results, Path(f"{workflow.workflow_id}-results"))
     return left
+
+
+def _fetch(run: Run, url: str, folder: Path) -> None:
+    """Download what a run has left in its storage. A failure does not fail the run, and is printed.
+
+    An interrupt raises `Cancelled` with the run.
+    """
+    by_hand = shlex.join(("osmo", "data", "download", url, str(folder)))
+    try:
+        osmo.fetch(url, folder)
+    except KeyboardInterrupt:
+        run.unfetched += (url,)
+        raise _download_interrupted(run, by_hand) from None
+    except (DistmagicError, OSError) as error:
+        run.unfetched += (url,)
+        text = f"--results {url}: {error}\nTo download it: {by_hand}"
+    else:
+        text = f"fetched {url} to {folder}"
+    print(text, file=sys.stderr)  # noqa: T201 - lines for people
+
+
+def _download_interrupted(run: Run, by_hand: str) -> Cancelled:
+    error = Cancelled(
+        "The run was over, and the download of its results was interrupted.",
+        f"To download them: {by_hand}",
+    )
+    error.run = run
+    return error
 
 
 def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:

@@ -39,8 +39,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     assert made.broken == []
 
 
-def submit(screen: FakeScreen) -> Any:
-    request = flags.parse_line("--on osmo --nodes 2", flags.Defaults())
+def submit(screen: FakeScreen, line: str = "") -> Any:
+    request = flags.parse_line(f"--on osmo --nodes 2 {line}", flags.Defaults())
     payload = pack_call(dict, limit_bytes=1 << 30, labels={}, title="dict()")
     return osmo.run(request, payload, screen)
 
@@ -150,3 +150,30 @@ def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(service, 
     with golden.raises(RunError):
         submit(FakeScreen(act))
     assert told
+
+
+@pytest.mark.parametrize("is_a_file", [False, True], ids=["refused", "no folder"])
+def test_results_that_can_not_be_downloaded_do_not_lose_the_run(
+    service, capsys, golden, is_a_file
+):
+    service.ends_as = "COMPLETED"
+    service.how(download="away")
+    if is_a_file:
+        Path("cell-1-results").touch()
+    run = submit(FakeScreen(), "--results s3://b/kept")
+    assert run.state.phase == "done"
+    assert run.unfetched == ("s3://b/kept",)
+    golden(capsys.readouterr().err)
+
+
+def test_an_interrupt_of_the_download_does_not_lose_the_run(
+    service, monkeypatch, golden
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    service.ends_as = "COMPLETED"
+    monkeypatch.setattr(program, "fetch", interrupt)
+    with golden.raises(Cancelled) as caught:
+        submit(FakeScreen(), "--results s3://b/kept")
+    assert caught.value.run.unfetched == ("s3://b/kept",)

@@ -177,6 +177,7 @@ class Results(Mapping[int, Any]):
 
         def write(data: bytes) -> None:
             file.write(data)
+            file.flush()  # the host is informed when all is written, and may then remove it
             line.add(len(data))
 
         self._fetch(

@@ -221,8 +221,7 @@ class Run(Returned):
     def _work_dir(self, node_rank: int) -> RemoteFolder:
         folder = Folder(job=self.job, node_rank=node_rank)
         open_link = partial(self._open_link, node_rank)
-        began = self.state.began_unix_s, self.state.began_up_s
-        return RemoteFolder(folder, open_link, began)
+        return RemoteFolder(folder, open_link, self.state.began_up_s)
 
     def _node_of(self, rank: int) -> int:
         worker = self.state.workers.get(rank)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from pathlib import Path
 
+from distmagic.remote.records import places
 from distmagic.remote.system.processes import up_s
 
 _Look = tuple[int, int, int]
@@ -29,8 +29,8 @@ def fetched(path: Path) -> None:
     _SEEN[path.absolute()] = _look(path.lstat()), -math.inf
 
 
-def is_edited(path: Path, began_unix_s: float, began_up_s: float) -> bool:
-    """Whether a file was changed, other than by a fetch, since a run started, by the time of day and by `up_s`.
+def is_edited(path: Path, began_up_s: float) -> bool:
+    """Whether a file was changed, other than by a fetch, since a run started, which was at `began_up_s` by `up_s`.
 
     The date only decides for a file that this process has neither sent nor fetched. Raises OSError.
     """
@@ -44,9 +44,9 @@ def is_edited(path: Path, began_unix_s: float, began_up_s: float) -> bool:
     if seen is not None:
         look, since_up_s = seen
         return look != _look(status) or since_up_s > began_up_s
-    # By a clock that was set meanwhile, the run started at another time of day.
-    began_by_now_s = time.time() - (up_s() - began_up_s)
-    return status.st_ctime > min(began_unix_s, began_by_now_s)
+    # The start by the clock that dates files there: it may be a file server's, or have been set meanwhile.
+    began_s = places.now_at(path.parent) - (up_s() - began_up_s)
+    return status.st_ctime > began_s
 
 
 def _look(status: os.stat_result) -> _Look:

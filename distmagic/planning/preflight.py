@@ -172,19 +172,31 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
 def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
     """Return a warning for each host whose clock differs by more than `CLOCKS_APART_S` from the first host's.
 
-    A clock is a host's name, and the min and max seconds by which it is ahead of a common clock.
+    If no clock does, it compares the one that is ahead of all with the one that is behind all. A clock is a host's name,
+    and the min and max seconds by which it is ahead of a common clock.
     """
-    warnings = []
-    for name, least, most in clocks[1:]:
-        first, first_least, first_most = clocks[0]
-        if max(least - first_most, first_least - most) > CLOCKS_APART_S:
-            ahead_s = (least + most - first_least - first_most) / 2
-            where = "ahead of" if ahead_s > 0 else "behind"
-            warnings.append(
-                f"{name}: its clock is {abs(ahead_s):,.0f} s {where} {first}'s, and so are times in logs and of files. "
-                "On the host that is wrong: sudo timedatectl set-ntp true"
-            )
-    return tuple(warnings)
+    found = [_clock_apart(clock, clocks[0]) for clock in clocks[1:]]
+    if clocks and not any(found):
+        ahead = max(clocks, key=lambda clock: clock[1])
+        behind = min(clocks, key=lambda clock: clock[2])
+        found = [_clock_apart(ahead, behind)]
+    return tuple(warning for warning in found if warning)
+
+
+def _clock_apart(
+    clock: tuple[str, float, float], other: tuple[str, float, float]
+) -> str:
+    """Return the warning for a clock that differs from another one; "" if it may be the same."""
+    name, least, most = clock
+    other_name, other_least, other_most = other
+    if max(least - other_most, other_least - most) <= CLOCKS_APART_S:
+        return ""
+    ahead_s = (least + most - other_least - other_most) / 2
+    where = "ahead of" if ahead_s > 0 else "behind"
+    return (
+        f"{name}: its clock is {abs(ahead_s):,.0f} s {where} {other_name}'s, and so are times in logs and of files. "
+        "On the host that is wrong: sudo timedatectl set-ntp true"
+    )
 
 
 def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:

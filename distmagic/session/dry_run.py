@@ -39,6 +39,7 @@ def start_commands(
     with first_links.opened(enough, needs_remote=True) as opened:
         links = list(opened.values())
         terms = planning.terms_of(spec, lease_s=fleet.access.lease_s, owner=owner())
-        plan, _ = prepare(links, spec, new_job(), terms, work)
+        plan, warnings = prepare(links, spec, new_job(), terms, work)
         pythons = [link.facts.executable for link in links]
-        return planning.commands(plan, pythons, program)
+        comments = [f"# {warning}" for warning in warnings]
+        return "\n".join([*comments, planning.commands(plan, pythons, program)])

@@ -55,10 +55,6 @@ REASONS = {
         "time.time",
     ): "the date since when a device is held, for people; the order is that of up_s",
     (
-        "payload/seen_files.py",
-        "time.time",
-    ): "when a run began, by the clock of today; dates decide only of files that this process neither sent nor fetched",
-    (
         "remote/engine/meeting.py",
         "datetime.now",
     ): "once a process: torch wants dates, and all of them are counted from this one",
@@ -87,8 +83,8 @@ FILE_DATES = {
     "remote/rank/checkpoint.py": _OF_THE_HOME,
     "remote/records/found_files.py": "told as it is, and given to the file that is fetched",
     "connection/requests/remote_files.py": f"of the host's: {_AS_IT_WAS}",
-    "payload/seen_files.py": f"{_AS_IT_WAS}; of files that this process neither sent nor fetched against "
-    "the time when the run began",
+    "payload/seen_files.py": f"{_AS_IT_WAS}; of files that this process neither sent nor fetched against the time "
+    "when the run began, by the clock that dates files there",
 }
 _WAIT = (
     "how long this process waits for something: nobody waits while the machine sleeps"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import sys
@@ -41,18 +42,19 @@ _AGAIN = 3  # attempts for a file that a rank writes during the transfer
 class RemoteFolder:
     """A folder on a host; `open_link` opens a conversation with that host.
 
-    A fetch does not replace files of this machine that were edited since `began` (see `is_edited`).
+    A fetch does not replace files of this machine that were edited since `began_up_s` (see `is_edited`); without it,
+    those that were edited since this process sent or fetched them.
     """
 
     def __init__(
         self,
         folder: Folder,
         open_link: Callable[[], Link],
-        began: tuple[float, float] | None = None,
+        began_up_s: float = math.inf,
     ) -> None:
         self._folder = folder
         self._open_link = open_link
-        self._began = began
+        self._began_up_s = began_up_s
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
         """Return the files that match a pattern, ordered by path. Raises the errors of `find_files`."""
@@ -84,14 +86,10 @@ class RemoteFolder:
             target = _place(to, file.path)
             if _is_same(target, file):
                 return target
-            if self._began and seen_files.is_edited(target, *self._began):
-                beside = target.with_name(target.name + _BESIDE)
-                text = f"{target} was edited on this machine since the run started, and stays; the host's is {beside.name}"
-                print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
-                target = beside
             for _ in range(_AGAIN):
-                if self._fetch_once(kept, file, to, target):
-                    return target
+                fetched = self._fetch_once(kept, file, to, target)
+                if fetched is not None:
+                    return fetched
         except OSError as error:
             raise NoResult(
                 sanitize.line(
@@ -106,8 +104,8 @@ class RemoteFolder:
 
     def _fetch_once(
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
-    ) -> bool:
-        """Fetch a file; return whether it arrived whole and did not change meanwhile."""
+    ) -> Path | None:
+        """Fetch a file, and return where it is; None if it changed on its host meanwhile."""
         key = f"{kept.link().host.name} {self._folder} {file.path}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         line = ProgressLine(file.path, file.size_bytes)
@@ -120,14 +118,25 @@ class RemoteFolder:
             line.end()
             if has_changed:
                 part.unlink()
-                return False
+                return None
             on_disk(out)
             # A host may send any time.
             with contextlib.suppress(OSError, ValueError, OverflowError):
                 os.utime(part, (file.changed_s, file.changed_s))
-            part.replace(target)
-        seen_files.fetched(target)
-        return True
+            # Only now: somebody may edit a file while its copy is on the way.
+            place = self._place(target)
+            part.replace(place)
+        seen_files.fetched(place)
+        return place
+
+    def _place(self, target: Path) -> Path:
+        """Return the path for a fetched file: beside `target`, with a line for people, if that was edited here."""
+        if not seen_files.is_edited(target, self._began_up_s):
+            return target
+        beside = target.with_name(target.name + _BESIDE)
+        text = f"{target} was edited on this machine, and stays; the host's is {beside.name}"
+        print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
+        return beside
 
     def _receive(
         self, link: Link, file: FoundFile, out: BinaryIO, line: ProgressLine

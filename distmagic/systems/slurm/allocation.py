@@ -48,6 +48,7 @@ _AGAIN_S = 2.0  # between attempts to hold it again
 # Time for an ending job to report how: Slurm's KillWait, and some more.
 _COMPLETING_S = 35.0
 ONE_CORE = "Slurm gives this job one core on each node. Ask for more: --cpus-per-task 8, or --exclusive."
+_MAY_BE_QUEUED = "Slurm may have queued the job all the same: squeue --me shows it, and scancel ID ends it."
 MORE_MEMORY = "Ask Slurm for more: --mem 64G on each node, or --exclusive --mem 0 for all that a node has."
 
 Tell = Callable[[str], object]
@@ -345,7 +346,8 @@ def submitted(
 ) -> Allocation:
     """Return a new, pending allocation. Raises `UsageError`, `Unreachable` and the errors of connecting."""
     argv = submission.arguments(request, comment, is_elastic=terms.is_elastic)
-    answer = shell.run(argv, asker, submission.script(request, terms))
+    script = submission.script(request, terms)
+    answer = shell.run(argv, asker, script, cure=_MAY_BE_QUEUED)
     if answer.code != 0:
         raise commands.refusal(shell.name, "sbatch", answer.err)
     try:

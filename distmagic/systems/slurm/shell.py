@@ -68,8 +68,10 @@ class Shell:
         asker: Asker,
         stdin: str = "",
         timeout_s: float = COMMAND_S,
+        cure: str = "Try it by hand; scontrol ping shows if Slurm is up.",
     ) -> ShellAnswer:
-        """Run a command to its end. Raises `Unreachable` if it takes too long, and the errors of `connect` and `start`.
+        """Run a command to its end. Raises `Unreachable` with the `cure` if it takes too long, and the errors of
+        `connect` and `start`.
 
         A command that takes too long is killed on the log-in node, with its children. Neither SSH nor an end of file
         would end it.
@@ -101,7 +103,7 @@ class Shell:
             raise Unreachable(
                 self.name,
                 f"{argv[0]} gave no answer within {timeout_s:g} s.",
-                "Try it by hand; scontrol ping shows if Slurm is up.",
+                cure,
             )
         return ShellAnswer(
             code=code, out=out.decode(errors="replace"), err=process.stderr()

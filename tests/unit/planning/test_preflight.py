@@ -121,6 +121,10 @@ def test_hosts_whose_clocks_are_apart_are_named_with_how_far_and_the_cure(golden
     golden(*clocks_apart(clocks))
 
 
+def test_clocks_that_are_apart_on_both_sides_of_the_firsts_are_named(golden):
+    golden(*clocks_apart([("a", 0.0, 0.1), ("b", 2.0, 2.1), ("c", -2.0, -1.9)]))
+
+
 def test_a_clock_that_was_slow_to_answer_is_not_blamed():
     """What was asked 30 s ago may be right: the answer says no more than that it came within this time."""
     assert clocks_apart([("a", 100.0, 130.0), ("b", 129.0, 129.1)]) == ()

@@ -355,6 +355,22 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golde
     wait_until(lambda: not place.exists(), "the command to end")
 
 
+def test_an_sbatch_without_an_answer_may_have_queued_the_job(
+    tmp_path, monkeypatch, golden
+):
+    class Impatient(Shell):
+        def run(self, argv, asker, stdin="", timeout_s=0, cure=""):
+            return super().run(argv, asker, stdin, 0.5, cure)
+
+    monkeypatch.setattr(shell, "_LATER_S", 0.1)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    here = Impatient("login1", lambda _: local.connect())
+    with golden.raises(Unreachable):
+        submitted(SlurmRequest(), here, TERMS, ASKER, "")
+
+
 def test_a_command_has_its_stdin_and_its_code_under_a_limit():
     here = Shell("login1", lambda _: local.connect())
     answer = here.run(("sh", "-c", "cat; exit 3"), ASKER, stdin="a script\n")

@@ -121,19 +121,24 @@ class JobHandle:
 
     def attach(self) -> Left:
         """Follow the job to its end, as `Session.attach`."""
-        return self.ending.attach(*self._find(whereabouts), screen_for())
+        with closing(asker_of()) as asker:
+            found = self._find(whereabouts, asker)
+            return self.ending.attach(*found, screen_for())
 
     def stop(self) -> None:
         """End the job. Raises the error of a host that has not confirmed its end."""
-        self.ending.housekeeping.stop(*self._find(known_whereabouts)).raise_unknown()
+        with closing(asker_of()) as asker:
+            found = self._find(known_whereabouts, asker)
+            self.ending.housekeeping.stop(*found).raise_unknown()
 
     def _find(
-        self, where: Callable[[Job, Sequence[Host]], tuple[Host, ...]]
+        self,
+        where: Callable[[Job, Sequence[Host]], tuple[Host, ...]],
+        asker: NotebookAsker,
     ) -> tuple[FirstLinks, Job]:
         known, access = self.fleet.known, self.fleet.access
-        with closing(asker_of()) as asker:
-            asked = self.ending.reach(self.fleet.hosts, access, asker)
-            job = choose(self.ending.housekeeping.jobs(asked), self.job)
-            hosts = where(job, known)
-            spare = tuple(host for host in known if host not in hosts)
-            return self.ending.reach(hosts, access, asker, spare=spare), job
+        asked = self.ending.reach(self.fleet.hosts, access, asker)
+        job = choose(self.ending.housekeeping.jobs(asked), self.job)
+        hosts = where(job, known)
+        spare = tuple(host for host in known if host not in hosts)
+        return self.ending.reach(hosts, access, asker, spare=spare), job

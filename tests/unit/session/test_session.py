@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import (
     Cancelled,
+    ConnectionLost,
     PayloadError,
     PreflightError,
     Unreachable,
@@ -30,7 +32,15 @@ from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands
 from distmagic.session.place import fetch
 from distmagic.session.session import Session
-from tests.builders.hosts import FakeHost, connector, down, fails, runs_on
+from distmagic.transports.asking import Asker, ask
+from tests.builders.hosts import (
+    FakeConnection,
+    FakeHost,
+    connector,
+    down,
+    fails,
+    runs_on,
+)
 from tests.builders.jobs import (
     LatePressingScreen,
     PressingScreen,
@@ -248,6 +258,43 @@ def test_a_job_that_was_let_go_is_followed_again(kernel, monkeypatch):
     run = left.attach()
     assert (run.job, run.results[1]) == (left.job, None)
     assert screen.finished == [run.state]
+
+
+@pytest.mark.parametrize("method", ["attach", "stop"])
+def test_a_connection_that_breaks_while_a_job_is_looked_for_asks_the_user_again(
+    kernel, monkeypatch, method
+):
+    a, b = two(runs_on)
+    left = detached(kernel, a, b)
+    asked: list[str] = []
+
+    def listed_once_more(_: p.Message) -> list[p.Message]:
+        a.error = ConnectionLost("gpu-a: the connection ended.")
+        return [p.Jobs(jobs=a.listings), p.Jobs()]
+
+    def connect(host: Host, access: Access, asker: Asker) -> FakeConnection:
+        ask(asker, host.name, "Verification code:")
+        a.error = None
+        return a.connect()
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return "123456"
+
+    a.answers[p.ListJobs] = listed_once_more
+    monkeypatch.setattr(sessions, "connect", connect)
+    monkeypatch.setattr(getpass, "getpass", answer)
+    monkeypatch.setattr(ending, "asker_of", lambda: NotebookAsker(can_ask=True))
+    monkeypatch.setattr(ending, "screen_for", FakeScreen)
+    for rank, host in enumerate((a, b)):
+        if method == "attach":
+            host.agent_sends(
+                p.Ended(rank=rank, restart=0, outcome="returned", result_bytes=0),
+                p.EngineEnded(code=0),
+                p.Final(reason="done"),
+            )
+    getattr(left, method)()
+    assert asked == ["gpu-a: Verification code: "]
 
 
 def test_a_job_that_was_let_go_is_stopped(kernel):

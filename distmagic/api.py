@@ -71,6 +71,7 @@ class Options(TypedDict, total=False):
     devices: Sequence[str | int]
     no_wait: bool
     no_settings: bool
+    debug: bool
     cwd: str | None
     track: str | None
     timeout_s: float | None

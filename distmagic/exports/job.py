@@ -74,7 +74,7 @@ class ExportedJob:
                 "--cwd: an exported program runs in its own folder, next to its files.",
                 "Leave it out, or let the program change its directory.",
             )
-        for name, value in self.spec.env:
+        for name, value in self.spec.variables:
             try:
                 value.encode()
             except UnicodeEncodeError:
@@ -123,13 +123,13 @@ class ExportedJob:
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """The variables of `--env` that are not secret."""
-        return tuple(pair for pair in self.spec.env if not is_secret(pair[0]))
+        """The variables of every rank that are not secret."""
+        return tuple(pair for pair in self.spec.variables if not is_secret(pair[0]))
 
     @property
     def secrets(self) -> tuple[tuple[str, str], ...]:
-        """The secret variables of `--env`."""
-        return tuple(pair for pair in self.spec.env if is_secret(pair[0]))
+        """The secret variables of every rank."""
+        return tuple(pair for pair in self.spec.variables if is_secret(pair[0]))
 
 
 def text_file(path: str, text: str, **more: bool) -> File:

@@ -20,18 +20,18 @@ _COUNT = "import torch; print(torch.cuda.device_count() or 1)"
 
 def environment(job: ExportedJob) -> tuple[File, ...]:
     """Return the file with all variables of the user, which the other scripts read; nothing without variables."""
-    if not job.spec.env:
+    if not job.spec.variables:
         return ()
     lines = [
         "# The variables of every rank. Only its owner may read this file: it may hold secrets.",
-        *exports(job.spec.env),
+        *exports(job.spec.variables),
     ]
     return (text_file(ENVIRONMENT, script(lines, head=""), is_private=True),)
 
 
 def read_environment(job: ExportedJob) -> list[str]:
     """Return the line that reads that file."""
-    return [f". ./{ENVIRONMENT}"] if job.spec.env else []
+    return [f". ./{ENVIRONMENT}"] if job.spec.variables else []
 
 
 def exports(pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -4,5 +4,6 @@ All modules are pure: texts and records of one run go in, sentences come out. Re
 
     failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; explains failures of GPUs
     network_errors.py   explains connection errors of gloo, NCCL and torch's store
+    detailed_logs.py    reads what NCCL and torch log under --debug: the network of each host, and its faults
     calls.py            finds the first collective call at which ranks diverge
 """

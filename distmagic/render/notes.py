@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distmagic.failures import detailed_logs
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.fold import IDLE_SHARE
 from distmagic.state.hangs import listed
@@ -34,6 +35,7 @@ def notes(state: RunState) -> tuple[str, ...]:
     return (
         *lines,
         *_idle(state),
+        *_logged(state),
         *_results_not_kept(state),
         *([lone] if lone else []),
     )
@@ -47,6 +49,16 @@ def _idle(state: RunState) -> Iterator[str]:
             f"{', '.join(idle)}: the GPUs of this run are under {IDLE_SHARE:.0%} for more than {IDLE_S / 60:.0f} minutes; "
             f"%distributed stop {state.job} frees them"
         )
+
+
+def _logged(state: RunState) -> Iterator[str]:
+    """Yield what detailed logs show of the network: how hosts connect, and what is wrong."""
+    hosts = [node.host for node in state.nodes]
+    summary = detailed_logs.summary(state.logged, hosts)
+    faults: tuple[str, ...] = ()
+    if state.phase != "done":
+        faults = detailed_logs.faults(state.logged, hosts, state.host_names)
+    yield from map(one_line, filter(None, (summary, *faults)))
 
 
 def _results_not_kept(state: RunState) -> Iterator[str]:

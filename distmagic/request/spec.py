@@ -28,6 +28,13 @@ ON_DISCONNECT = ("stop", "keep")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 PAYLOAD_LIMIT_BYTES = 256 << 20  # the default
 _DEVICES = "CUDA_VISIBLE_DEVICES"  # AMD's GPUs use this variable, too
+# The variables of --debug. NCCL's group COLL is left out: it would log each collective call.
+_DEBUG = (
+    ("NCCL_DEBUG", "INFO"),
+    ("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET"),
+    ("TORCH_CPP_LOG_LEVEL", "INFO"),
+    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+)
 
 
 def check_system() -> None:
@@ -139,6 +146,11 @@ class JobSpec:
         "ranks",
         "ranks start with the default settings of torch and logging, not with the notebook's",
         not_with="export workflow",
+        default=False,
+    )
+    debug: bool = option(
+        "ranks",
+        "NCCL and torch write detailed logs; the run notes what they show of the network",
         default=False,
     )
     cwd: str | None = option(
@@ -255,10 +267,13 @@ class JobSpec:
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        """The variables of every rank: `env`, and the one that restricts CUDA to `devices`."""
-        if not self.devices:
-            return self.env
-        return (*self.env, (_DEVICES, ",".join(self.devices)))
+        """The variables of every rank: `env`, and those of `devices` and `debug` that `env` does not have."""
+        variables = dict(self.env)
+        if self.devices:
+            variables[_DEVICES] = ",".join(self.devices)
+        if self.debug:
+            variables = {**dict(_DEBUG), **variables}
+        return tuple(variables.items())
 
     @property
     def is_elastic(self) -> bool:

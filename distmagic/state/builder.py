@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from distmagic import sanitize
+from distmagic.failures import detailed_logs
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
@@ -76,6 +77,7 @@ class RunStateBuilder:
     paused_s: float
     resumed_at_s: float
     wanted_stacks: str
+    logged: dict[tuple[int, str], str]
 
     def __init__(self, state: RunState) -> None:
         self.base = state
@@ -237,8 +239,8 @@ class RunStateBuilder:
             self.open_lines[key] = _last_drawn(rest) + end
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep a complete line, unless it is one of the lines that torch prints in every run."""
-        if _NOISE.search(text):
+        """Keep a complete line, unless torch prints it in every run, or it is a detail that only the log keeps."""
+        if _NOISE.search(text) or self._is_detail(node_rank, text):
             return
         host = self.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
@@ -246,6 +248,15 @@ class RunStateBuilder:
             OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
         )
         self.lines_seen += 1
+
+    def _is_detail(self, node_rank: int, text: str) -> bool:
+        """Whether --debug made a library write this line. What it shows about the node's network is kept."""
+        if not self.terms.debug:
+            return False
+        found = detailed_logs.fact(text)
+        if found is not None:
+            self.logged[node_rank, found.kind] = found.value
+        return detailed_logs.is_detail(text)
 
     def close_lines(
         self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS

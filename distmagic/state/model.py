@@ -227,6 +227,7 @@ class RunState:
     before_s            age of the job in seconds when this kernel started to follow it
     variable            name of the notebook's variable for the run, for messages
     cell                number of the cell whose state this is, on ranks that stay; 0 for any other run
+    logged              what detailed logs show of a node's network, by (node_rank, kind); only with --debug
     seen_unix_s         when this notebook stopped following the run, in seconds since 1970; 0 while it follows
 
     Times are seconds since the start of the run, or since this kernel started to follow it, by the notebook's clock.
@@ -271,6 +272,17 @@ class RunState:
     variable: str = "run"
     seen_unix_s: float = 0.0
     cell: int = 0
+    logged: Mapping[tuple[int, str], str] = field(default_factory=dict)
+
+    @property
+    def host_names(self) -> dict[str, str]:
+        """The user's name of each host, by all names and addresses of the host."""
+        return {
+            name: node.host
+            for node in self.nodes
+            for name in (node.host, node.hostname, node.address)
+            if name
+        }
 
     @property
     def lost_nodes(self) -> frozenset[int]:

@@ -17,7 +17,7 @@ from distmagic.errors import (
     TimedOut,
     WorkerFailed,
 )
-from distmagic.failures import failure_kind, network_errors
+from distmagic.failures import detailed_logs, failure_kind, network_errors
 from distmagic.remote.system import exit_codes, memory
 from distmagic.state.events import NEVER_BEGAN
 from distmagic.state.hangs import explain_failed_call, explain_last, stacks_text
@@ -45,6 +45,11 @@ def verdict(state: RunState) -> RunError | None:
             "On its host, with its pid: ps -o pid,stat,wchan,cmd -p PID"
         )
         error.hint = sanitize.lines(hint.strip())
+    hosts = [node.host for node in state.nodes]
+    logged = detailed_logs.faults(state.logged, hosts, state.host_names)
+    if error is not None and logged:
+        new = [words for words in logged if words not in error.hint]
+        error.hint = sanitize.lines("\n".join([*new, error.hint]).strip())
     return error
 
 
@@ -255,13 +260,11 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
 
 def _connection(state: RunState, worker: WorkerState) -> str:
     """Return the host that this rank could not reach, if that made it fail."""
-    names = {}
-    for node in state.nodes:
-        for name in (node.host, node.hostname, node.address):
-            if name:
-                names[name] = node.host
     return network_errors.in_words(
-        _exception(worker), _stderr(state, worker.rank), worker.host, names
+        _exception(worker),
+        _stderr(state, worker.rank),
+        worker.host,
+        state.host_names,
     )
 
 

@@ -71,6 +71,33 @@ def test_ranks_begin_with_what_is_set_in_this_process_unless_it_says_not(warm_la
     assert usual.state.notices == ()
 
 
+def test_detailed_logs_stay_in_the_log_and_out_of_the_view(warm_lab):
+    def summed() -> tuple[str, float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(4) * dist.get_rank()
+        dist.all_reduce(total)
+        print("the total is", total.tolist())
+        dist.destroy_process_group()
+        return dist.get_debug_level().name, float(total.sum())
+
+    run = runner.run_warm(warm_lab, "dm1:1,dm2:1", summed, debug=True)
+    usual = runner.run_warm(warm_lab, "dm1:1,dm2:1", summed)
+    assert run.results == {0: ("DETAIL", 4.0), 1: ("DETAIL", 4.0)}
+    assert usual.results == {0: ("OFF", 4.0), 1: ("OFF", 4.0)}
+    for rank in (0, 1):
+        text = run.logs(rank, "stderr")
+        assert "The client socket has connected" in text
+        assert "OpType=ALLREDUCE" in text
+    for state in (run.state, usual.state):
+        shown = [line.text for line in state.lines if line.rank >= 0 and line.text]
+        assert [text for text in shown if not text.startswith("[Gloo]")] == [
+            "the total is [1.0, 1.0, 1.0, 1.0]"
+        ] * 2
+
+
 @pytest.mark.promise("hosts need only Python and torch")
 def test_nothing_of_ours_is_installed_on_hosts(warm_lab):
     def installed() -> set[str]:

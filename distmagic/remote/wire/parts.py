@@ -121,6 +121,8 @@ class JobTerms:
     can_type: bool = False
     # Whether its ranks wait for cells of the notebook that started it: it never goes on without that one.
     stays: bool = False
+    # Whether NCCL and torch write detailed logs, which a notebook does not show line by line.
+    debug: bool = False
 
     @property
     def is_elastic(self) -> bool:

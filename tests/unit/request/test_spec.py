@@ -164,3 +164,17 @@ def test_options_of_the_right_kinds_are_taken():
         "lease_s": None,
     }
     assert from_options(options, Access())[0].timeout_s == 5
+
+
+def test_debug_sets_variables_that_env_does_not_set():
+    usual = dict(JobSpec(debug=True).variables)
+    assert usual["NCCL_DEBUG"] == usual["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert usual["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    own = JobSpec(debug=True, env=(("NCCL_DEBUG", "WARN"), ("A", "1")), devices=("0",))
+    assert dict(own.variables) == {
+        **usual,
+        "NCCL_DEBUG": "WARN",
+        "A": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    assert JobSpec().variables == ()

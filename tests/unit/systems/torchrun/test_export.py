@@ -42,3 +42,13 @@ def test_hosts_that_have_as_many_ranks_have_them_in_the_common_command():
 def test_nodes_without_a_place_to_meet(golden):
     with golden.raises(UsageError):
         systems.files(job("torchrun", nodes=2))
+
+
+def test_debug_is_a_few_variables_of_the_exported_job():
+    spec = {"debug": True, "env": (("NCCL_DEBUG", "WARN"),)}
+    found = texts(systems.files(job("torchrun", spec=spec)))
+    environment = found["environment.sh"]
+    assert "export TORCH_CPP_LOG_LEVEL=INFO\n" in environment
+    assert "NCCL_DEBUG=WARN\n" in environment
+    assert "NCCL_DEBUG=INFO" not in environment
+    assert ". ./environment.sh" in found["node-0.sh"]

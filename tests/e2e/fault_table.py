@@ -324,6 +324,10 @@ TABLE = (
 
 # These strike alone only: in pairs, rows of the table stand for them.
 ALONE = (
+    Fault("host", "training", "clock 1 h behind", f"done; {CLOCK.format('3,600', 'behind')}",
+          Way(before=clock(-3600))),
+    Fault("host", "training", "clock set 1 h back", "done",
+          then((training, on("dm2", lambda host: set_clock(host, -3600))), before=clock())),
     Fault("contact", "training", "SIGKILL after a cleaner of /tmp", "done",
           then((training, clean_tmp_and_kill_contact), (broken("dm2"), lambda *_: None), numbers=40)),
     Fault("link", "its end", "cut while ranks end", "done",

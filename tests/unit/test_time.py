@@ -71,7 +71,6 @@ FILE_DATES = {
     "payload/bundle.py": _AS_IT_WAS,
     "remote/records/work_sync.py": f"{_AS_IT_WAS}; of incoming folders {_OF_THE_HOME}",
     "remote/contact/template_client.py": _AS_IT_WAS,
-    "remote/contact/file_exchange.py": _AS_IT_WAS,
     "remote/training/profiling.py": _AS_IT_WAS,
     "remote/records/brought_files.py": f"{_AS_IT_WAS}; {_OF_THE_HOME}",
     "inside/shared_home.py": _OF_THE_HOME,

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -106,7 +107,10 @@ class RemoteFolder:
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> Path | None:
         """Fetch a file, and return where it is; None if it changed on its host meanwhile."""
-        key = f"{kept.link().host.name} {self._folder} {file.path}"
+        # Of this machine alone: it may share the folder with others, without a lock that they all see.
+        key = (
+            f"{socket.gethostname()} {kept.link().host.name} {self._folder} {file.path}"
+        )
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         line = ProgressLine(file.path, file.size_bytes)
         half = to / f".distmagic-{name}.part"

@@ -100,11 +100,11 @@ class EnvironmentSync:
         uv = shutil.which("uv", path=os.pathsep.join(places_of_uv))
         argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
         cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
+        if not uv:
+            _begin(environment, request.owner)
         self._must(environment, [*argv, str(environment.path)], cure)
-        # From now on: uv only makes an environment in an empty folder.
-        with contextlib.suppress(OSError):
-            owners.note(environment.path, request.owner)
-        environment.tmp.mkdir()
+        if uv:  # only now: it makes an environment in an empty folder
+            _begin(environment, request.owner)
         sources: list[str] = []
         if not uv:
             python, uv = str(environment.python), str(environment.path / "bin" / "uv")
@@ -271,3 +271,10 @@ def _sources(pip: Sequence[str]) -> list[str]:
     if found.get("no-index", [""])[0].lower() in ("1", "true", "yes", "on"):
         lines.append("--no-index")
     return lines
+
+
+def _begin(environment: Environment, owner: str) -> None:
+    """Note whose environment this is, and make its directory of temporary files. Raises OSError."""
+    with contextlib.suppress(OSError):
+        owners.note(environment.path, owner)
+    environment.tmp.mkdir()

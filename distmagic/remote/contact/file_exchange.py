@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,12 +76,10 @@ class FileExchange:
                 sent.update(data)
                 self._notebook.say(protocol.Data(size_bytes=len(data)))
                 self._notebook.write(data)
-            # Text appended meanwhile does no harm.
-            after = os.fstat(file.fileno())
-            times = (before.st_mtime_ns, before.st_size)
-            has_changed = (after.st_mtime_ns, after.st_size) != times and (
-                found_files.digest(file, 0, before.st_size) != sent.hexdigest()
-            )
+            # Not by its date, which a write to mapped memory changes earlier or later. Text appended meanwhile does no
+            # harm.
+            now = found_files.digest(file, 0, before.st_size)
+            has_changed = now != sent.hexdigest()
             self._notebook.say(FileEnds(has_changed=has_changed))
 
     def receive(self, request: protocol.WriteFile) -> None:
@@ -99,7 +98,10 @@ class FileExchange:
             return
         above = os.path.dirname(target)
         os.makedirs(above, exist_ok=True)
-        half = Path(above, f".distmagic-{request.sha256[:32]}.part")
+        # Of this host alone: others that share the folder may not see its lock.
+        key = f"{socket.gethostname()} {request.sha256}"
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
+        half = Path(above, f".distmagic-{name}.part")
         with resumed_write(half, 0o600) as (file, part):
             # Append the missing part. The notebook sends all of it, even if the disk is full.
             have = min(os.fstat(file.fileno()).st_size, request.size_bytes)

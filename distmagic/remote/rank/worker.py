@@ -159,7 +159,9 @@ def _work(
     # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load the payload's definitions.
     user_main = types.ModuleType("__main__")
     user_main.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    user_main.__file__ = call.write_main(rank.folder / call.MAIN_FILE, rank.call)
+    user_main.__file__ = call.write_main(
+        rank.folder / call.MAIN_FILE, rank.call, spare=run_dir
+    )
     sys.modules["__main__"] = user_main
     # Registered before the user's own functions, so it is called after them.
     atexit.register(clear_main, user_main)
@@ -372,7 +374,10 @@ def _keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
         return _ended(rank, "returned", result_bytes=0)
     # The function has returned: a value that can't be stored is no failure, and must not stop the other ranks.
     try:
-        size_bytes, missing = left_out.dump(value, rank.result, form)
+        try:
+            size_bytes, missing = left_out.dump(value, rank.result, form)
+        except OSError:  # a file server may report an error once
+            size_bytes, missing = left_out.dump(value, rank.result, form)
     except parcel.Unpicklable as error:
         why = f"{error.message} {error.hint}"
     except MemoryError:

@@ -160,8 +160,10 @@ def _returning(tree: ast.Module) -> ast.Module:
     return ast.fix_missing_locations(ast.Module(body, tree.type_ignores))
 
 
-def write_main(file: Path, *paths: str | os.PathLike[str]) -> str:
-    """Write the file for a rank's `__main__.__file__`, and return its path.
+def write_main(
+    file: Path, *paths: str | os.PathLike[str], spare: Path | None = None
+) -> str:
+    """Write the file for a rank's `__main__.__file__`, and return its path: in the folder `spare` if it can't be written.
 
     A spawned (not forked) child process runs that file as its own `__main__`, and finds in it the definitions of the
     payloads and cells at `paths`. The bundle and the payload's modules must be on the parent's `sys.path`.
@@ -169,8 +171,13 @@ def write_main(file: Path, *paths: str | os.PathLike[str]) -> str:
     text = _MAIN_TEXT
     for path in paths:
         text += f"call.define({os.path.abspath(path)!r}, globals())\n"
-    with atomic_write(file) as out:
-        out.write(text.encode())
+    try:
+        with atomic_write(file) as out:
+            out.write(text.encode())
+    except OSError:
+        if spare is None:
+            raise
+        return write_main(spare / file.name, *paths)
     return str(file)
 
 

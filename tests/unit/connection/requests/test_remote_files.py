@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -117,10 +119,16 @@ def test_files_come_to_their_place_and_only_once(there, tmp_path):
     assert (to / "ck/a.pt").read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("has_locks", [True, False])
 def test_two_fetches_of_a_file_at_once_do_not_share_their_half(
-    there, tmp_path, monkeypatch
+    there, tmp_path, monkeypatch, has_locks
 ):
-    """The second is broken off when the first is done: what the first returned is whole, and stays so."""
+    """The second is broken off when the first is done: what the first returned is whole, and stays so.
+
+    Without locks, it is on another machine that shares the folder, and that does not see its lock.
+    """
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     to, whole = tmp_path / "here", (there.folder / "log.txt").read_bytes()
     received = RemoteFolder._receive
 
@@ -128,6 +136,8 @@ def test_two_fetches_of_a_file_at_once_do_not_share_their_half(
         monkeypatch.setattr(RemoteFolder, "_receive", received)
         out.write(whole[:3000])
         out.flush()
+        if not has_locks:
+            monkeypatch.setattr(socket, "gethostname", lambda: "login2")
         with files_of(there.host, there.folder) as others:
             assert others.fetch("log.txt", to) == [to / "log.txt"]
         assert (to / "log.txt").read_bytes() == whole

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.opening import open_link
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.payload import bundle
+from distmagic.remote.contact import environment_sync
 from distmagic.remote.contact.contact import Contact
 from distmagic.remote.contact.environment_sync import EnvironmentSync, _sources
 from distmagic.remote.records import environments, owners, places
@@ -530,3 +532,23 @@ def test_what_a_killed_contact_left_of_one_goes_with_the_next(tmp_path, monkeypa
     half = environments.begin("0123456789abcdef")
     os.utime(half.path, (time.time() - 130,) * 2)
     assert environments.begin("0123456789abcdef") == half
+
+
+def test_who_asked_for_it_is_noted_before_an_environment_is_made_without_uv(
+    tmp_path, monkeypatch
+):
+    """A contact that is killed meanwhile leaves what its owner's clean finds, and pip's files in it."""
+    monkeypatch.setattr(environment_sync.shutil, "which", lambda *_, **__: None)
+    environment = environments.Environment(path=tmp_path)
+    noted = []
+
+    class Killed(environment_sync.EnvironmentSync):
+        def _must(self, environment, argv, cure=""):
+            noted.append((owners.of(environment.path), environment.tmp.is_dir()))
+            raise OSError("killed")
+
+    request = p.SyncEnvironment(name="a", requirements=("alpha",), owner="me")
+    syncing = Killed(cast(Any, SimpleNamespace(say=lambda _: None)))
+    with pytest.raises(OSError, match="killed"):
+        syncing._fill(environment, request)
+    assert noted == [(("me",), True)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -165,6 +167,13 @@ def test_a_file_that_is_sent_goes_on_where_it_stopped(home, tmp_path):
     assert [path.name for path in (home / "in").iterdir()] == ["big.bin"]
 
 
+def half_of(folder: Path, sha256: str) -> Path:
+    """Return what an earlier call has brought of a file, on this host."""
+    key = f"{socket.gethostname()} {sha256}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return folder / f".distmagic-{name}.part"
+
+
 def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
     home, tmp_path, capsys
 ):
@@ -172,7 +181,7 @@ def test_a_later_call_goes_on_too_and_one_that_finds_the_file_sends_nothing(
     (tmp_path / "big.bin").write_bytes(data)
     sha256 = hashlib.sha256(data).hexdigest()
     (home / "in").mkdir()
-    part = home / "in" / f".distmagic-{sha256[:32]}.part"
+    part = half_of(home / "in", sha256)
     part.write_bytes(data[:2_000_000])
     folder = RemoteFolder(Folder(path="in"), opened)
     folder.send(tmp_path / "big.bin")
@@ -190,7 +199,7 @@ def test_a_part_of_another_file_is_found_out(home, tmp_path, golden):
     (tmp_path / "big.bin").write_bytes(data)
     (home / "in").mkdir()
     sha256 = hashlib.sha256(data).hexdigest()
-    part = home / "in" / f".distmagic-{sha256[:32]}.part"
+    part = half_of(home / "in", sha256)
     part.write_bytes(b"another")
     folder = RemoteFolder(Folder(path="in"), opened)
     with golden.raises(PreflightError):
@@ -268,6 +277,23 @@ def test_a_fetch_that_goes_on_is_of_one_version(home, changed, is_told):
     assert bytes(notebook.got) in one_version or is_told
     assert notebook.said[-1] == p.FileEnds(has_changed=is_told)
     assert notebook.said[0] == p.FileBegins(size_bytes=len(old), offset=6 * size)
+
+
+def test_a_fetch_of_mapped_memory_is_of_one_version(home):
+    """A write to pages that are dirty already leaves the date as it is."""
+    path = home / "memmap"
+    path.write_bytes(bytes(8 << 20))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as pages:
+        pages[0] = pages[7 << 20] = 1
+
+        def meanwhile() -> None:
+            pages[0] = pages[7 << 20] = 2
+
+        notebook = Notebook(b"", meanwhile)
+        request = p.ReadFile(folder=Folder(path="."), path="memmap")
+        FileExchange(cast(Any, notebook), 0o022).send(request)
+    versions = {notebook.got[0], notebook.got[7 << 20]}
+    assert len(versions) == 1 or notebook.said[-1] == p.FileEnds(has_changed=True)
 
 
 # ---- files that go to all hosts

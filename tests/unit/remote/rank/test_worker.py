@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.rank import worker
-from distmagic.remote.values import parcel
+from distmagic.remote.values import call, parcel
 from tests.builders.shell import completed
 
 # In a process of its own: pytest takes warnings for itself.
@@ -151,3 +151,24 @@ def test_the_globals_of_a_program_are_no_result(tmp_path):
         rank_in(tmp_path), runpy.run_path(str(program), run_name="__main__")
     )
     assert (ended.outcome, ended.meaning, ended.result_bytes) == ("returned", "", 0)
+
+
+def test_a_result_is_kept_though_the_file_server_fails_once(tmp_path, monkeypatch):
+    errors, dump = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))], parcel.dump
+
+    def failing_once(value: object, path: Path, **more: object) -> int:
+        if errors:
+            raise errors.pop()
+        return dump(value, path, **more)
+
+    monkeypatch.setattr(parcel, "dump", failing_once)
+    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5})
+    assert ended.result_bytes == (tmp_path / "rank3.result").stat().st_size
+
+
+def test_a_full_home_has_no_part_in_the_file_of_spawned_children(tmp_path):
+    home = tmp_path / "a-file"
+    home.touch()
+    file = call.write_main(home / "main.py", "/a/call", spare=tmp_path)
+    assert file == str(tmp_path / "main.py")
+    assert "/a/call" in Path(file).read_text()

@@ -94,7 +94,7 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
     if importlib.util.find_spec("asyncssh") is None:
         raise DistmagicError(
             "The playground needs asyncssh, which is not installed.",
-            "Run: pip install 'distmagic[playground]'",
+            "In a checkout of distmagic: pip install '.[playground]'",
         )
     try:
         return _started(n, directory)

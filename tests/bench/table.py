@@ -19,7 +19,7 @@ from tests.bench.figures import (
 )
 
 _LOAD = ", load before "  # between the machine and its load, in a section's `machine`
-HEADS = ("what", "ours", "theirs", "against", "ratio", "target", "")
+HEADS = ("what", "ours", "theirs", "compared with", "ratio", "target", "")
 # The rows that the README has, as (what, against): what a user feels first, two of them lost.
 HEADLINES = (
     ("first user line, cold", "ssh + torchrun by hand"),
@@ -137,7 +137,7 @@ def headlines(sections: Sequence[Section]) -> str:
     rows = {
         (row.what, row.against): row for section in sections for row in section.rows
     }
-    lines = ["| what | ours | theirs | against |", "|---|---|---|---|"]
+    lines = ["| what | ours | theirs | compared with |", "|---|---|---|---|"]
     for wanted in HEADLINES:
         if wanted not in rows:
             raise ValueError(

@@ -87,7 +87,7 @@ def runs_a_loop(page: NotebookPage, seen: Path) -> None:
     expect(page.cell(LOOP).locator(".dm-live"), "no stack of views").to_have_count(1)
 
 
-@pytest.mark.promise("the view stays live while other cells run")
+@pytest.mark.promise("with `--background` the view stays live while other cells run")
 def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
     sources = [
         f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",

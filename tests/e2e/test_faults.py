@@ -15,9 +15,7 @@ from tests.e2e.fault_table import ALONE, TABLE
 
 README = Path(__file__).parents[2] / "README.md"
 
-PROMISE = pytest.mark.promise(
-    "failures are reported accurately and leave nothing behind"
-)
+PROMISE = pytest.mark.promise("faults are tested, alone and in pairs")
 # That of README which one row proves by itself.
 RESTORED = pytest.mark.promise(
     "a broken connection is restored while the ranks continue"
@@ -58,7 +56,7 @@ def test_one_fault(lab, fault):
         assert set(told.results.values()) == {fault.way.numbers}
 
 
-@pytest.mark.promise("faults are tested alone, and in pairs")
+@PROMISE
 def test_the_readme_says_how_many():
     assert f"{len(TABLE)} faults" in README.read_text()
     assert len({fault.name for fault in TABLE}) == len(TABLE) >= 25

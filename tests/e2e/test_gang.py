@@ -67,7 +67,9 @@ def follow(lab: Lab, job: Job, screen: runner.Watch | None = None) -> Run:
     return run
 
 
-@pytest.mark.promise("a detached job outlives its kernel and another one can follow it")
+@pytest.mark.promise(
+    "a detached job outlives its kernel, and another kernel can follow it"
+)
 def test_detached_job_outlives_its_kernel(lab):
     script = (
         "from tests.e2e.test_gang import detach, until_told\nfrom tests.e2e.runner import as_value\n"

@@ -86,7 +86,7 @@ def line_of(mark: str) -> int:
     )
 
 
-@pytest.mark.promise("a hang ends the run and names the rank that stands out")
+@pytest.mark.promise("`--hang-timeout` ends a hang and names the rank that stands out")
 def test_hang_ends_the_run(lab):
     """Of ranks that are forked from a template; those of the other kernels below are cold."""
     way = runner.access(lab, warm_idle_s=900.0)

@@ -90,9 +90,7 @@ def asks_for_a_number(wanted: str) -> str:
     return input("which? ") if os.environ["RANK"] == wanted else ""
 
 
-@pytest.mark.promise(
-    "a breakpoint in one rank lets the others wait until you have typed"
-)
+@pytest.mark.promise("a breakpoint in one rank makes the others wait")
 def test_a_breakpoint_on_one_rank_while_the_others_wait(warm_lab):
     typist = Typist(["p total * 100", "total += 10", "c"])
     run = runner.run_warm(warm_lab, HOSTS, stops_on_rank_1, screen=typist)

@@ -94,7 +94,7 @@ def test_every_promise_is_the_mark_of_a_test():
 def test_promises_are_plain_words():
     """What stood in brackets or behind a colon would be no sentence of its own."""
     for promise in promises():
-        assert re.fullmatch(r"[\w ,`]+", promise), promise
+        assert re.fullmatch(r"[\w ,`-]+", promise), promise
 
 
 @pytest.mark.parametrize("page", HELP, ids=name_of)

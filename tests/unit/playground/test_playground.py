@@ -426,7 +426,7 @@ def test_no_hosts_are_no_playground(count):
 
 def test_asyncssh_is_asked_for_when_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "asyncssh", None)
-    with pytest.raises(DistmagicError, match=r"pip install 'distmagic\[playground\]'"):
+    with pytest.raises(DistmagicError, match=r"pip install '\.\[playground\]'"):
         playground.start(1, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

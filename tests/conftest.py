@@ -146,15 +146,25 @@ def _require(*names: str) -> None:
         pytest.fail(f"CI: {reason}", pytrace=False) if in_ci() else pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
-def torch_forks() -> Iterator[Forks]:
-    """Start Pythons that have loaded torch, and nothing of distmagic: it takes more than a second each time."""
+def _forks(modules: str) -> Iterator[Forks]:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    forks = Forks("import torch.distributed.run, torch.utils.data", env)
+    forks = Forks(f"import {modules}", env)
     yield forks
     forks.close()
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[Forks]:
+    """Start Pythons that have loaded torch, and nothing of distmagic: it takes more than a second each time."""
+    yield from _forks("torch.distributed.run, torch.utils.data")
+
+
+@pytest.fixture(scope="session")
+def compiler_forks() -> Iterator[Forks]:
+    """Start Pythons that have loaded torch's compiler, too, as DistributedDataParallel does, and for seconds."""
+    yield from _forks("torch.distributed.run, torch.utils.data, torch._dynamo")
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,6 @@ def begin(connection):
     groups.install()
     steps.install()
 
-if {has_model}:
-    import torch._dynamo  # as DistributedDataParallel does, and for seconds
 pipes = [os.pipe() for _ in range(WORLD)]
 children = {{}}
 for rank in range(WORLD):
@@ -63,12 +61,13 @@ words = Words()
 """
 
 
-def run(
-    forks: Forks, folder: Path, world: int, program: str, *, has_model: bool = False
-) -> list[list[str]]:
-    """Run a program in so many ranks to its end; return the lines that each rank prints. All ranks must end with 0."""
+def run(forks: Forks, folder: Path, world: int, program: str) -> list[list[str]]:
+    """Run a program in so many ranks to its end; return the lines that each rank prints. All ranks must end with 0.
+
+    `forks` of a program with a model are `compiler_forks`.
+    """
     script = folder / "ranks.py"
-    script.write_text(_BEFORE.format(world=world, has_model=has_model) + program)
+    script.write_text(_BEFORE.format(world=world) + program)
     done = forks.run(script, str(folder))
     assert done.returncode == 0, done.stderr.decode()
     texts = [(folder / f"rank{rank}").read_text() for rank in range(world)]

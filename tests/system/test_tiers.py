@@ -10,9 +10,12 @@ from tests.tiers import sort_into_tier
 class Item:
     """A test as pytest has collected it, with these marks."""
 
-    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+    def __init__(
+        self, nodeid: str, *marks: pytest.MarkDecorator, fixtures: tuple[str, ...] = ()
+    ) -> None:
         self.nodeid = nodeid
         self.marks = [mark.mark for mark in marks]
+        self.fixturenames = fixtures
         self.user_properties: list[tuple[str, object]] = []
 
     def iter_markers(self, name: str) -> list[pytest.Mark]:
@@ -47,3 +50,9 @@ def test_a_test_has_a_tier_and_a_group(nodeid, marks, is_quick, group):
     assert item.user_properties == ([("tier", "quick")] if is_quick else [])
     found = item.get_closest_marker("xdist_group")
     assert (found and found.args[0]) == group
+
+
+def test_one_worker_loads_torch_for_the_tests_that_fork_it():
+    item = Item("tests/unit/test_a.py::test_b", fixtures=("tmp_path", "torch_forks"))
+    sort_into_tier(item)
+    assert [mark.args for mark in item.iter_markers("xdist_group")] == [("torch",)]

@@ -8,12 +8,14 @@ import pytest
 NAME = pytest.StashKey[str]()
 _CHEAP = ("unit", "transports", "system")
 _STARTS_ONCE = ("slurm", "browser")
+_LOADS_TORCH_ONCE = {"torch_forks", "compiler_forks"}
 
 
 def sort_into_tier(item: pytest.Item) -> None:
     """Mark a test as `quick` if `make test` has it, and choose what one worker of pytest-xdist runs as one piece.
 
-    Slurm and JupyterLab start once. A file is a piece if it is marked so, and if its tests need no host.
+    Slurm, JupyterLab and the Pythons that have loaded torch start once. A file is a piece if it is marked so, and if its
+    tests need no host.
     """
     needs = {name for mark in item.iter_markers("needs") for name in mark.args}
     is_cheap = not needs and item.nodeid.split("/")[1] in _CHEAP
@@ -24,5 +26,7 @@ def sort_into_tier(item: pytest.Item) -> None:
     group = next((name for name in _STARTS_ONCE if name in needs), None)
     if is_cheap or item.get_closest_marker("together"):
         group = item.nodeid.partition("::")[0]
+    if not _LOADS_TORCH_ONCE.isdisjoint(getattr(item, "fixturenames", ())):
+        group = "torch"
     if group:
         item.add_marker(pytest.mark.xdist_group(group))

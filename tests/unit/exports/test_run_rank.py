@@ -79,16 +79,15 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(tmp_path, code):
+def test_models_and_groups_of_gloo_are_left_alone_and_files_are_written(tmp_path):
     (tmp_path / "train.py").write_text(GLOO)
     (tmp_path / "holder.py").write_text("")
     done = completed(
-        [sys.executable, run_rank.__file__, "train.py", str(code)],
+        [sys.executable, run_rank.__file__, "train.py", "7"],
         cwd=tmp_path,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (code, "at exit\n"), done.stderr
+    assert (done.returncode, done.stdout) == (7, "at exit\n"), done.stderr
     assert (tmp_path / "left-open.txt").read_text() == "all of it"
 
 
@@ -117,4 +116,4 @@ def test_a_model_is_never_the_last_to_hold_its_group(tmp_path):
     command = [sys.executable, run_rank.__file__, "train.py"]
     done = completed(command, cwd=tmp_path, check=False)
     held = "held after its model: True\nheld later: False False\n"
-    assert done.stdout == held, done.stderr
+    assert (done.returncode, done.stdout) == (0, held), done.stderr

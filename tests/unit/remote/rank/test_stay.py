@@ -236,10 +236,10 @@ def drive(book):
 
 
 def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_cell(
-    torch_forks, tmp_path
+    compiler_forks, tmp_path
 ):
     program = RANKS.replace("{drive}", DRIVE)
-    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program, has_model=True)
+    [seen, *_] = gloo_ranks.run(compiler_forks, tmp_path, 3, program)
     anew = "Before the next cell the group is created again for all ranks."
     held = "Make what holds the old one again: model (DistributedDataParallel)."
     broken = (
@@ -264,8 +264,10 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
     ]
 
 
-def test_the_next_cell_works_whatever_the_cells_before_have_done(torch_forks, tmp_path):
+def test_the_next_cell_works_whatever_the_cells_before_have_done(
+    compiler_forks, tmp_path
+):
     drive = f"stay._BREAK_S = 0.2\nSEED = 1\n{ANY_ORDER}"
     program = RANKS.replace("{drive}", drive)
-    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program, has_model=True)
+    [seen, *_] = gloo_ranks.run(compiler_forks, tmp_path, 3, program)
     assert seen[-1] == "all work"

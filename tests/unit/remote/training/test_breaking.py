@@ -64,9 +64,9 @@ dist.destroy_process_group()
 
 
 def test_a_deadlock_is_broken_in_all_ranks_and_their_group_made_anew(
-    torch_forks, tmp_path
+    compiler_forks, tmp_path
 ):
-    seen = gloo_ranks.run(torch_forks, tmp_path, 3, BROKEN + DEADLOCK, has_model=True)
+    seen = gloo_ranks.run(compiler_forks, tmp_path, 3, BROKEN + DEADLOCK)
     held = "'model (DistributedDataParallel)',"
     both = f"{held} 'part (ProcessGroup)'"
     assert (

@@ -25,8 +25,6 @@ print("torch is not imported:", groups.use(), "torch" in sys.modules)
 import torch, torch.distributed as dist
 from torch.distributed import destroy_process_group
 print("torch is imported:", groups.use(), flush=True)
-if {warm}:
-    import torch._dynamo  # as DistributedDataParallel does, and for seconds
 folder = sys.argv[1]
 other = os.fork()  # two ranks, for which torch is loaded once
 rank = 1 if other == 0 else 0
@@ -136,7 +134,7 @@ a model is let go of: True 0
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
-    warm, tmp_path, request
+    warm, tmp_path, compiler_forks
 ):
     """How it is found out differs where torch is imported later. What counts as use does not: it is tried once."""
     program = RANK.format(
@@ -148,7 +146,7 @@ def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
     script = tmp_path / "rank.py"
     script.write_text(program)
     if warm:
-        done = request.getfixturevalue("torch_forks").run(script, str(tmp_path))
+        done = compiler_forks.run(script, str(tmp_path))
     else:
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(

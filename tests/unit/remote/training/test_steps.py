@@ -52,10 +52,10 @@ os._exit(0)
 
 
 def test_ranks_that_agree_on_a_step_stay_in_step_whenever_they_are_interrupted(
-    torch_forks, tmp_path
+    compiler_forks, tmp_path
 ):
     """The model and its group go on: each of 40 rounds uses those of the round before."""
-    seen = gloo_ranks.run(torch_forks, tmp_path, 3, AGREED, has_model=True)
+    seen = gloo_ranks.run(compiler_forks, tmp_path, 3, AGREED)
     assert seen == [["40"]] * 3
 
 

@@ -6,11 +6,13 @@ import logging
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from distmagic.remote.values import settings
 from tests import REPOSITORY
+from tests.builders.forks import Forks
 from tests.builders.later import Later
 from tests.builders.shell import completed
 
@@ -60,6 +62,15 @@ def ran(program: str) -> subprocess.CompletedProcess[str]:
     return completed([sys.executable, "-c", program], cwd=REPOSITORY)  # fmt: skip
 
 
+def forked(forks: Forks, folder: Path, program: str) -> str:
+    """Run a program in a process that has loaded torch, and return its output."""
+    script = folder / "program.py"
+    script.write_text(program)
+    done = forks.run(script)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
 @pytest.mark.parametrize("name", OF_LOGGING)
 def test_ranks_begin_with_the_notebooks_logging(name):
     sets, words, shows, expected = OF_LOGGING[name]
@@ -70,15 +81,18 @@ def test_ranks_begin_with_the_notebooks_logging(name):
     assert "no" not in done.stderr
 
 
-def test_ranks_begin_with_the_notebooks_settings_of_torch():
+def test_ranks_begin_with_the_notebooks_settings_of_torch(torch_forks, tmp_path):
     sets = "; ".join(["import torch", *(sets for sets, _, _ in OF_TORCH)])
-    text, said = ran(SETS.format(sets=sets)).stdout.splitlines()
+    text, said = forked(torch_forks, tmp_path, SETS.format(sets=sets)).splitlines()
     assert said == "; ".join(words for _, words, _ in OF_TORCH)
     has = ", ".join(has for _, _, has in OF_TORCH)
-    for is_warm in (True, False):
-        shows = f"exec('import torch') or all([{has}])"
-        done = ran(BEGINS.format(text=text, shows=shows, is_warm=is_warm))
-        assert done.stdout == "True\n"
+    shows = f"exec('import torch') or all([{has}])"
+    warm, cold = (
+        BEGINS.format(text=text, shows=shows, is_warm=is_warm)
+        for is_warm in (True, False)
+    )
+    assert forked(torch_forks, tmp_path, warm) == "True\n"
+    assert ran(cold).stdout == "True\n"
 
 
 @pytest.mark.parametrize(("sets", "words", "shows", "expected"), OF_OTHERS)
@@ -98,11 +112,10 @@ def test_ranks_begin_with_the_notebooks_recursion_limit():
     assert ran(begins).stdout == "20000\n"
 
 
-def test_of_a_new_process_nothing_is_taken():
+def test_of_a_new_process_nothing_is_taken(torch_forks, tmp_path):
     foreign = "logging.root.addHandler(logging.NullHandler())"
     sets = f"import torch; log = logging.getLogger('train'); {foreign}"
-    done = ran(SETS.format(sets=sets))
-    assert done.stdout.strip() == ""
+    assert forked(torch_forks, tmp_path, SETS.format(sets=sets)).strip() == ""
 
 
 @pytest.mark.parametrize(

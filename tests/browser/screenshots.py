@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from matplotlib.figure import Figure
-
 from distmagic import render
 from distmagic.comparison import as_html
 from distmagic.comparison.summary import summary
@@ -25,6 +23,8 @@ FOLDER = REPOSITORY / "build" / "screenshots"
 
 def with_a_picture() -> RunState:
     """Return a run of which a rank has shown a figure of matplotlib."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5, 3))
     figure.subplots().plot([3.0, 1.2, 0.7, 0.5])
     into = io.BytesIO()

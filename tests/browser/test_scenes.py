@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib import resources
 
 import pytest
-from nbconvert import HTMLExporter
 from nbformat import v4
 from playwright.sync_api import expect
 
@@ -18,7 +17,10 @@ from distmagic.state.model import OutputLine, RunState
 from tests import scenes
 from tests.browser.plain_page import THEMES, WIDTHS
 from tests.browser.screenshots import shown
+from tests.builders.later import Later
 from tests.builders.terms import on_terms
+
+nbconvert = Later("nbconvert")
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
@@ -221,7 +223,7 @@ def exported(state: RunState) -> str:
     data = {"text/html": render.html(state), "text/plain": render.text(state)}
     output = v4.new_output("display_data", data=data)
     cell = v4.new_code_cell("%%distributed", outputs=[output])
-    html, _ = HTMLExporter(template_name="lab").from_notebook_node(
+    html, _ = nbconvert.HTMLExporter(template_name="lab").from_notebook_node(
         v4.new_notebook(cells=[cell])
     )
     return html

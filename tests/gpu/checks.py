@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from distmagic.errors import Cancelled
 from distmagic.outcome.run import Run
 from distmagic.remote.wire.protocol import Gpu, Hardware
 from distmagic.state.model import RunState
+from tests.builders.later import Later
 from tests.e2e.runner import Watch, at_work
 from tests.gpu import devices, programs
+
+torch = Later("torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

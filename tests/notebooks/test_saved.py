@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import nbformat
 import pytest
-from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
+from tests.builders.later import Later
 from tests.lab import Lab
 from tests.notebooks.kernel import LiveNotebook, live_notebook, text_of
+
+nbconvert = Later("nbconvert")
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 
@@ -122,7 +124,7 @@ def test_the_table_of_a_saved_notebook(executed, tmp_path):
     assert "[rank 1 dm2] rank says 180" in output.data["text/plain"]
     for part in ('<table class="dm-table">', "<progress", "<svg", "rank says 180"):
         assert part in output.data["text/html"]
-    body, _ = HTMLExporter().from_notebook_node(saved)
+    body, _ = nbconvert.HTMLExporter().from_notebook_node(saved)
     for part in ('<table class="dm-table">', "<svg", "loss", "rank says 180"):
         assert part in body
     assert "widget-view" not in body

@@ -18,12 +18,16 @@ def wait_until(
 ) -> T:  # fmt: skip
     """Return the condition's first true value, which is looked for `every_s`: less often where a look is a process.
 
-    Raises AssertionError, naming `what`, after `timeout_s`.
+    A pause is four times as long as the look before it, or longer: the processor is for what is waited for. Raises
+    AssertionError, naming `what`, after `timeout_s`.
     """
     end = time.monotonic() + timeout_s
     pause = threading.Event()
+    begun = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
-        pause.wait(every_s)
+        pause.wait(max(every_s, 4 * (now - begun)))
+        begun = time.monotonic()
     return value

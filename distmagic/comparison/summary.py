@@ -18,11 +18,13 @@ _LABEL = 60  # characters of a label
 _CALL = 2000  # characters
 # Parts of a metric's name that mean higher is better. For all other metrics, such as a loss, lower is better.
 _MORE_IS_BETTER = frozenset(
-    ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "precision", "psnr", "r2", "recall", "return",
-     "reward", "rouge", "score", "ssim", "throughput", "top1", "top5")
+    ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "fps", "iou", "map", "map50", "miou", "precision",
+     "psnr", "r2", "recall", "return", "reward", "rouge", "score", "ssim", "success", "throughput", "top1", "top5")
 )  # fmt: skip
-# Parts of a name that mean no value is best: a schedule, or a magnitude.
+# Parts of a name that mean no value is best, a schedule or a magnitude, unless another part says which.
 _NO_BEST = frozenset(("epoch", "gnorm", "lr", "norm", "rate", "scale", "step"))
+_LESS_IS_BETTER = frozenset(("err", "error", "loss"))
+_A_SECOND = re.compile(r"\bper s(ec(ond)?)?\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +92,21 @@ def summary(state: RunState) -> RunSummary:
 
 
 def more_is_better(name: str) -> bool:
-    """Whether a metric is better when higher, judged by its name: `val_acc`, `eval/F1`."""
-    return not _MORE_IS_BETTER.isdisjoint(_words(name))
+    """Whether a metric is better when higher, judged by its name: `val_acc`, `eval/F1`, `tokens_per_sec`."""
+    words = _words(name)
+    if not _LESS_IS_BETTER.isdisjoint(words):
+        return False
+    is_rate = _A_SECOND.search(" ".join(words)) is not None
+    return is_rate or not _MORE_IS_BETTER.isdisjoint(words)
 
 
 def has_best(name: str) -> bool:
     """Whether values of a metric can be better or worse, judged by its name. `lr` and `grad_norm` have no best value."""
-    return _NO_BEST.isdisjoint(_words(name))
+    words = _words(name)
+    is_less = not _LESS_IS_BETTER.isdisjoint(words)
+    return is_less or more_is_better(name) or _NO_BEST.isdisjoint(words)
 
 
 def _words(name: str) -> list[str]:
-    return re.split(r"[^a-z0-9]+", name.lower())
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)  # trainAcc
+    return re.split(r"[^a-z0-9]+", apart.lower())

@@ -120,7 +120,16 @@ class Sweep:
         self._display_ids: list[str] = []
         self._shown_in: int | None = None
         with self._has_changed:
-            self._begin()
+            try:
+                self._begin()
+            except (
+                BaseException
+            ):  # an interrupt: nobody gets this object, and could stop it
+                self._queue.clear()
+                for run in self.runs.values():
+                    run.ask_to_stop()
+                    run.stop_waiting()
+                raise
 
     def _begin(self) -> None:
         """Start as many runs as have room. The caller holds the lock."""

@@ -17,20 +17,22 @@ Measured = tuple[
 
 
 def measure() -> list[Measured]:
-    """Return this rank's measurements with the other rank of each of its pairs, in the run's kind of process group."""
+    """Return this rank's measurements with the other rank of each of its pairs: by NCCL if all have GPUs, else by gloo."""
     import torch
     import torch.distributed as dist
 
-    has_gpus = torch.cuda.is_available()
+    dist.init_process_group("gloo")
+    flag = torch.tensor([int(torch.cuda.is_available())])
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    has_gpus = bool(flag.item())
     device = torch.device("cuda" if has_gpus else "cpu")
-    dist.init_process_group("nccl" if has_gpus else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     numbers = _LARGE_ON_GPUS if has_gpus else _LARGE
     found: list[Measured] = []
     for pairs in rounds(size):
         other, group = -1, None
         for pair in pairs:
-            made = dist.new_group(list(pair))
+            made = dist.new_group(list(pair), backend="nccl" if has_gpus else "gloo")
             if rank in pair:
                 group, other = made, pair[0] + pair[1] - rank
         dist.barrier()

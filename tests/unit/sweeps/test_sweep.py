@@ -143,6 +143,26 @@ def test_runs_begin_where_room_is_and_the_others_when_one_ends(kernel):
     assert list(kernel.sweep.failed) == ["nb-0"]
 
 
+def test_an_interrupt_of_its_start_leaves_no_run():
+    begun = []
+
+    def start(name: str, slot: Slot) -> BackgroundRun:
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(FakeRun(name, TITLES[name]))
+        return cast("BackgroundRun", begun[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        Sweep(TITLES, TWO, start)
+    assert begun[0].done
+    wait_until(lambda: not following(), "the thread that follows it")
+    assert len(begun) == 1, "none of the queue began when it was over"
+
+
+def following() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name == "distmagic-sweep"]
+
+
 def test_the_table_has_all_runs_from_the_beginning(kernel, golden):
     kernel.begun[0].end(WorkerFailed("rank 0 raised"))
     kernel.has_begun(3)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
+from distmagic import sanitize
 from distmagic.errors import UsageError
 from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
@@ -25,6 +26,8 @@ from distmagic.request.notebook_effects import LocalEffect
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from distmagic.state.model import RunState
+
 _WHOLE_NOTE = "This statement ran in the notebook; with %%distributed --whole the cell runs on the hosts alone."
 _NO_RANK_NOTE = (
     f"This statement ran in the notebook, which is not a rank. {notebook_effects.CURE}"
@@ -34,6 +37,7 @@ _ARGPARSE_HINT = (
     "--whole, and every rank runs the whole cell. %%distributed --script -- --lr 0.1 does that with these arguments."
 )
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_OFFERED = ""  # stands for the note among the names of what was loaded
 _OF_TORCH = ("environment variable", "Default process group has not been initialized")
 
 
@@ -177,6 +181,21 @@ def note_library_changes(
                 found.append(effect)
     if found:
         print(f"! {notebook_effects.note(found)}")
+
+
+def note_loading(state: RunState, loaded: set[str]) -> None:
+    """Print once, if a run spent most of its time in loading what an earlier one has `loaded`, that ranks can stay."""
+    ends = [worker.ended for worker in state.workers.values() if worker.ended]
+    slowest = max(ends, key=lambda end: end.loading_s, default=None)
+    if slowest is None or not slowest.loaded:
+        return
+    if slowest.loaded in loaded and _OFFERED not in loaded:
+        loaded.add(_OFFERED)
+        print(
+            f"rank {slowest.rank} loaded {sanitize.line(slowest.loaded)}, as in an earlier run: {slowest.loading_s:.0f} s. "
+            "Ranks that stay load it once (%distributed help ranks)."
+        )
+    loaded.add(slowest.loaded)
 
 
 def _of_argparse(error: BaseException, filename: str) -> UsageError | None:

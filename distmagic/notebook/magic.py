@@ -26,6 +26,7 @@ from distmagic.notebook import commands, run_names
 from distmagic.notebook.completion import MAGICS, RANKS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
+    note_loading,
     reject_names_early,
     run_local,
 )
@@ -82,6 +83,7 @@ class Magics:
         self.notebook = Notebook(shell, self.config, open_session)
         # Library changes that were shown.
         self._noted: set[tuple[str, int, str]] = set()
+        self._loaded: set[str] = set()  # what ranks of earlier runs have loaded
         self.matcher = _matcher(
             Completer(hosts=self.notebook.host_names, jobs=self.notebook.job_names)
         )
@@ -242,6 +244,7 @@ class Magics:
         access: Access,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""
+        from distmagic.outcome.run import Run
         from distmagic.screens.announcing import announcing
         from distmagic.session.place import place_of
 
@@ -265,12 +268,15 @@ class Magics:
             of_run = NotebookAsker(can_ask=False) if request.background else asker
             # Connecting takes seconds, so it starts before the cell's own statements run.
             wanted = request.allocation or hosts
-            return place_of(session, wanted, access, of_run, request.spec).run(
+            left = place_of(session, wanted, access, of_run, request.spec).run(
                 partial(self.notebook.screen, in_background=request.background),
                 pack,
                 variable,
                 in_background=request.background,
             )
+        if isinstance(left, Run):
+            note_loading(left.state, self._loaded)
+        return left
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
         """Write the exported folder, and return a message for the user."""

@@ -115,6 +115,7 @@ STEADY = {
     "remote/engine/engine.py": _WAIT,
     "remote/engine/rank_fork_server.py": _WAIT,
     "remote/rank/rich_bars.py": _PACE,
+    "remote/training/loading.py": "how long a rank loads, of the time of its function",
     "remote/training/steps.py": f"{_WAIT}; since when a rank has made no step",
     "remote/checkup/collective.py": _TOOK,
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",

@@ -41,7 +41,7 @@ from distmagic.remote.rank import (
 )
 from distmagic.remote.system import asking, awake, processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.training import groups, import_hooks, profiling, steps
+from distmagic.remote.training import groups, import_hooks, loading, profiling, steps
 from distmagic.remote.values import call, captured, left_out, parcel, settings
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
@@ -181,14 +181,16 @@ def _work(
         _place(thunk.filename, user_main)
     assert isinstance(thunk, call.Call | call.Whole)
     before = captured.marks(vars(user_main))
+    loads = loading.Loading()
     value = call.perform(thunk, user_main)
+    loaded, loading_s = loads.what, loads.total_s
     held.append(value)
     lost = captured.changed(vars(user_main), before, value)
     ended = _keep(rank, value, sources.form_of_results(rank.code))
     if lost and isinstance(thunk, call.Call) and not ended.meaning:
         meaning = f"changes of {lost} stay there: return what is needed here"
         ended = replace(ended, meaning=meaning)
-    return ended
+    return replace(ended, loaded=clipped(loaded, 1000), loading_s=loading_s)
 
 
 def _stay(

@@ -7,5 +7,6 @@ The package imports torch only after the user's code has, and sends nothing to t
     groups.py      records how process groups were made and used; breaks them and makes them again
     run_store.py   the store in which ranks meet, and its key names
     profiling.py   profiles the next steps
+    loading.py     adds up how long a rank loads models
     group_sockets.py  finds the connections of a group, so that they can be shut down
 """

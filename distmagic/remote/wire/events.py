@@ -120,7 +120,8 @@ class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
 
     Or "replaced": killed by its agent, because an elastic job restarts its ranks. `group_use` is its use of process
-    groups: "none", "unused", "used", or "" if unknown.
+    groups: "none", "unused", "used", or "" if unknown. If it spent most of its time in loading, `loaded` names the
+    largest part, and `loading_s` is the time for all.
     """
 
     rank: int
@@ -131,6 +132,8 @@ class Ended:
     result_bytes: int | None = None
     meaning: Annotated[str, "lines", 40_000] = ""
     group_use: Word = ""
+    loaded: Name = ""
+    loading_s: Amount = 0.0
 
 
 @message

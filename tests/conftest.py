@@ -131,6 +131,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    # Each run that lasts asks whether anything is frozen, and to count it takes a tenth of a second.
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen
     if all(item.get_closest_marker("needs") is None for item in session.items):
         gc.set_threshold(10_000, 20, 20)
 

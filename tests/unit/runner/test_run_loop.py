@@ -341,7 +341,7 @@ def test_the_screen_is_shown_at_most_ten_times_a_second():
 def own_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have nothing frozen, as in a notebook.
 
-    What the tests have imported is so and does not count: to collect it takes half a second, and to count it a tenth.
+    What the tests have imported is so and does not count: to collect it takes half a second.
     """
     frozen, freeze, unfreeze = [0], gc.freeze, gc.unfreeze
 

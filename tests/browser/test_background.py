@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import nbformat
 import pytest
 from playwright.sync_api import expect
@@ -13,7 +11,8 @@ from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.needs("browser"), pytest.mark.timeout(900)]
 
-LOAD, RUN, OTHER, SECOND, SLEEP, ASK, VIEW, END, LOOP, RUNS = range(10)
+LOAD, RUN, OTHER, SECOND, SLEEP, ASK, VIEW, END = range(8)
+LOOP, RUNS = 2, 3  # of the notebook with a loop
 WORK = """\
 %%distributed --hosts localhost:2 --background -o run
 import os
@@ -36,8 +35,6 @@ ASKED = """\
 print(run.stacks())
 print(run.logs(1).startswith("step 1"), run.done, run.metrics[0]["loss"])
 """
-
-
 LOOP_OF_RUNS = """\
 import distmagic
 
@@ -74,23 +71,16 @@ def assert_compares(page: NotebookPage, index: int, runs: int, before: int = 0) 
     assert figure.locator("path:not(.dm-band)").count() >= 3
 
 
-def runs_a_loop(page: NotebookPage, seen: Path) -> None:
-    """See the runs of a loop, one after the other, in one output; the last one goes on until the two before it were seen above it."""
-    page.run_cell(LOOP)
-    page.wait_text(LOOP, r"fit\(1\)[^]*fit\(2\)[^]*running")
-    # The view of the next run takes the place of the one before.
-    expect(page.cell(LOOP).locator(".dm-live")).to_have_count(1)
-    seen.touch()
-    page.wait_done(LOOP)
-    page.wait_text(LOOP, r"^3 runs[^]*done")
-    assert_compares(page, LOOP, 3)
-    expect(page.cell(LOOP).locator(".dm-live"), "no stack of views").to_have_count(1)
+def notebook_of(*sources: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
 
 
 @pytest.mark.promise("with `--background` the view stays live while other cells run")
 def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
-    sources = [
-        f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(tmp_path / 'seen')!r}",
+    notebook = notebook_of(
+        f"%load_ext distmagic\nEND = {str(tmp_path / 'end')!r}",
         WORK,
         "6 * 7",
         "%%distributed --hosts localhost:1\nlen('four')",
@@ -98,11 +88,6 @@ def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
         ASKED,
         "%distributed view",
         "run.wait(60).state.phase, run[1]",
-        LOOP_OF_RUNS,
-        "%distributed runs",
-    ]
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in sources]
     )
     with notebooks.opened(notebook, tmp_path) as page:
         for index in (LOAD, RUN):
@@ -137,13 +122,41 @@ def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
             page.wait_text(index, r"^done")
         page.run_cell(END)
         page.wait_text(END, r"\('done', 'the end'\)")
-        runs_a_loop(page, tmp_path / "seen")
+        assert page.page.get_by_text("model not found").count() == 0
+        assert page.console_errors == []
+
+
+def test_runs_of_a_loop_share_an_output_that_compares_them(notebooks, tmp_path):
+    """The last one goes on until the two before it were seen above it."""
+    seen = tmp_path / "seen"
+    (tmp_path / "end").touch()
+    notebook = notebook_of(
+        f"%load_ext distmagic\nEND, SEEN = {str(tmp_path / 'end')!r}, {str(seen)!r}",
+        WORK.replace("while not", "while step < 3 or not"),
+        LOOP_OF_RUNS,
+        "%distributed runs",
+    )
+    with notebooks.opened(notebook, tmp_path) as page:
+        for index in (LOAD, RUN):
+            page.run_cell(index)
+            page.wait_done(index)
+        page.wait_text(RUN, r"^done")
+        page.run_cell(LOOP)
+        page.wait_text(LOOP, r"fit\(1\)[^]*fit\(2\)[^]*running")
+        # The view of the next run takes the place of the one before.
+        expect(page.cell(LOOP).locator(".dm-live")).to_have_count(1)
+        seen.touch()
+        page.wait_done(LOOP)
+        page.wait_text(LOOP, r"^3 runs[^]*done")
+        assert_compares(page, LOOP, 3)
+        live = page.cell(LOOP).locator(".dm-live")
+        expect(live, "no stack of views").to_have_count(1)
         page.run_cell(RUNS)
-        page.wait_text(RUNS, r"^5 runs")
+        page.wait_text(RUNS, r"^4 runs")
         page.save()
         page.reload()
         assert "2 ranks on localhost" in page.wait_text(RUN, r"^done")
         assert_compares(page, LOOP, 3)
-        assert_compares(page, RUNS, 5, before=1)
+        assert_compares(page, RUNS, 4, before=1)
         assert page.page.get_by_text("model not found").count() == 0
         assert page.console_errors == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distmagic.api import session
 from tests.e2e import runner
 from tests.lab.waiting import HANG_S
 
@@ -93,6 +94,9 @@ def test_an_address_for_one_machine_does_not_keep_ranks_from_meeting(warm_lab, i
 
 @pytest.mark.quick
 def test_this_machine_and_another_one(lab):
-    run = runner.run(lab, "localhost:1,dm1:1", runner.all_reduce, timeout_s=HANG_S)
+    hosts = "localhost:1,dm1:1"
+    run = runner.run_warm(lab, hosts, runner.all_reduce, timeout_s=HANG_S)
+    session().close()  # and with it what both keep loaded
+    lab.assert_clean()
     assert [float(run.results[rank]["total"]) for rank in run.results] == [1.0, 1.0]
     assert run.results[1]["host"] == "dm1"

@@ -19,7 +19,7 @@ from tests.e2e.runner import Watch, all_reduce, as_value
 from tests.lab import Lab
 
 pytestmark = pytest.mark.needs("lab")
-WAY = Access(warm_idle_s=0.0)
+WAY = Access()
 
 
 @pytest.fixture

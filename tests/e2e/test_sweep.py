@@ -22,7 +22,7 @@ def test_runs_of_a_sweep_have_a_directory_of_their_own_and_failed_ones_run_again
     )
     sweep.wait()
     assert list(sweep.runs) == ["s-0", "s-1", "s-2", "s-3"]
-    assert sorted(sweep.failed) == ["s-1", "s-3"]
+    assert sorted(sweep.failed) == ["s-1", "s-3"], sweep.failed
     with pytest.raises(WorkerFailed):
         sweep.runs["s-1"].wait()
     sweep.rerun()

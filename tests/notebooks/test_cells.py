@@ -64,9 +64,9 @@ def test_a_call_of_an_earlier_cell_twice(notebook):
         "import os\n\ndef rank():\n    print('here I am')\n    return os.environ['RANK']"
     )
     for _ in range(2):
-        text = notebook.run("%%distributed --hosts dm2:1,dm3:1 -o run\nprint(rank())")
+        text = notebook.run("%%distributed --hosts dm1:2 -o run\nprint(rank())")
         assert text.count("here I am") == 2
-        assert "[rank 1 dm3] 1" in text
+        assert "[rank 1 dm1] 1" in text
     assert notebook.run("dict(run.results)") == "{0: None, 1: None}"
 
 

@@ -23,8 +23,8 @@ RESTORED = pytest.mark.promise(
 
 
 def kind(fault: faults.Fault) -> str:
-    """Return what is struck, whosever it is: "agent" of "agent of a member"."""
-    return fault.process.split()[0].removesuffix("'s")
+    """Return what is struck, whosever it is: "agent" of "agent of a member"; a firewall is in a link's way."""
+    return fault.process.split()[0].removesuffix("'s").replace("firewall", "link")
 
 
 # Of each kind of process, link or disk that is struck, the first row carries the promise.

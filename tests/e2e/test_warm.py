@@ -32,6 +32,8 @@ from tests.lab.waiting import wait_until
 
 pytestmark = pytest.mark.needs("lab")
 
+ENDS_WITH_IT = pytest.mark.promise("warm processes end with the kernel")
+
 
 @pytest.fixture
 def warm(lab: Lab) -> Iterator[Lab]:
@@ -326,8 +328,14 @@ def is_removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-@pytest.mark.promise("warm processes end with the kernel")
-@pytest.mark.parametrize("end", ["exit", "exit beside a run", "SIGKILL"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("exit", marks=ENDS_WITH_IT),
+        "exit beside a run",
+        pytest.param("SIGKILL", marks=ENDS_WITH_IT),
+    ],
+)
 def test_end_of_the_kernel_releases_hosts(lab, end):
     program = textwrap.dedent(f"""
         import sys, os, signal, time

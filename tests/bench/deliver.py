@@ -111,7 +111,7 @@ def _empty(lab: Lab, folder: Path) -> None:
 def _ours(lab: Lab, data: bytes) -> Sent:
     """Run a cell with 1 GB among its arguments; return the seconds between the plan and the last host's having it."""
     hosts = ",".join(host.name for host in lab.hosts)
-    before = links.sent_bytes(lab)
+    before = lab.sent_bytes()
     with _watched() as watch:
         run = distmagic.run(
             len, data, hosts=hosts, access=Access(ssh_config=str(lab.ssh_config)), screen=Silent(), nproc_per_node=1,
@@ -120,7 +120,7 @@ def _ours(lab: Lab, data: bytes) -> Sent:
         assert run.results[_HOSTS - 1] == _SIZE_BYTES
     return Sent(
         seconds=watch.began_starting - watch.began,
-        gigabytes=(links.sent_bytes(lab) - before) / 1e9,
+        gigabytes=(lab.sent_bytes() - before) / 1e9,
     )
 
 
@@ -153,7 +153,7 @@ def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:
     source = folder / "data"
     source.write_bytes(data)
     os.sync()
-    before, began = links.sent_bytes(lab), time.monotonic()
+    before, began = lab.sent_bytes(), time.monotonic()
     copies = [
         subprocess.Popen(
             ["scp", "-q", "-F", str(lab.ssh_config), str(source), f"{host.name}:data"]
@@ -164,7 +164,7 @@ def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:
     assert not any(codes), codes
     sent = Sent(
         seconds=time.monotonic() - began,
-        gigabytes=(links.sent_bytes(lab) - before) / 1e9,
+        gigabytes=(lab.sent_bytes() - before) / 1e9,
     )
     source.unlink()
     return sent

@@ -1,14 +1,12 @@
-"""The lab's links, made as slow as a real network, and the bytes that went over them."""
+"""The lab's links, made as slow as a real network."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 from collections.abc import Iterator
 
 from tests.lab import Lab, LabHost
-from tests.system.components import COMPONENTS
 
 GIGABIT = "1gbit"
 _TC = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -22,7 +20,7 @@ class CannotShape(RuntimeError):
 @contextlib.contextmanager
 def slow_notebook(lab: Lab) -> Iterator[None]:
     """Let the notebook send at most 1 Gbit/s, to all hosts together; what hosts say to each other is not slowed."""
-    with _shaped((), _bridge(lab)):
+    with _shaped((), lab._bridge):
         yield
 
 
@@ -47,23 +45,3 @@ def _tc(where: tuple[str, ...], what: str, device: str, *more: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotShape(f"{' '.join(argv[len(where) + 2 :])}: {done.stderr.strip()}")
-
-
-def sent_bytes(lab: Lab) -> int:
-    """Return how many bytes the notebook's card has sent so far, packets' heads and SSH's share included."""
-    argv = [
-        COMPONENTS["ip"].path() or "ip",
-        "-json",
-        "-statistics",
-        "link",
-        "show",
-        "dev",
-        _bridge(lab),
-    ]
-    # /sys shows another network.
-    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-    return int(found["stats64"]["tx"]["bytes"])
-
-
-def _bridge(lab: Lab) -> str:
-    return lab._bridge

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,6 @@ from distmagic.runner.delivery import Delivery
 from distmagic.session.session import Session
 from tests.e2e import runner
 from tests.lab import Lab, LabHost, wait_until
-from tests.system.components import COMPONENTS
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
 MB = 1 << 20
@@ -90,21 +87,6 @@ def made(size: int = SIZE) -> LocalBlob:
     return blobs.keep(os.urandom(size), blobs.folder())
 
 
-def sent_bytes(lab: Lab) -> int:
-    """Return how many bytes the notebook's card has sent so far."""
-    argv = [
-        COMPONENTS["ip"].path() or "ip",
-        "-json",
-        "-statistics",
-        "link",
-        "show",
-        "dev",
-        lab._bridge,
-    ]
-    (found,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-    return int(found["stats64"]["tx"]["bytes"])
-
-
 def kept(host: LabHost) -> set[str]:
     """Return what a host keeps, seen on the host itself."""
     return set(host.exec(["ls", ".distmagic/blobs"]).stdout.split())
@@ -135,15 +117,15 @@ def listening(host: LabHost) -> list[str]:
 def test_it_leaves_the_notebook_once_and_the_second_time_not_at_all(hosts):
     files = [made(), made(1000)]
     with links_to(hosts) as links:
-        before = sent_bytes(hosts)
+        before = hosts.sent_bytes()
         told = deliver(links, files)
-        assert sent_bytes(hosts) - before < 1.1 * SIZE
+        assert hosts.sent_bytes() - before < 1.1 * SIZE
         for host in hosts.hosts:
             assert_has(host, *files)
         assert told.notes == []
-        between = sent_bytes(hosts)
+        between = hosts.sent_bytes()
         deliver(links, files)
-        assert sent_bytes(hosts) - between < 100_000
+        assert hosts.sent_bytes() - between < 100_000
         assert [listening(host) for host in hosts.hosts] == [[]] * 4
 
 
@@ -153,9 +135,9 @@ def test_who_has_it_serves_the_others(hosts):
     with links_to(hosts, ["dm3"]) as links:
         deliver(links, [file])
     with links_to(hosts) as links:
-        before = sent_bytes(hosts)
+        before = hosts.sent_bytes()
         told = deliver(links, [file])
-        assert sent_bytes(hosts) - before < 200_000
+        assert hosts.sent_bytes() - before < 200_000
         assert told.notes == []
         for host in hosts.hosts:
             assert_has(host, file)
@@ -178,10 +160,10 @@ def test_a_firewall_between_two_hosts(hosts, golden):
     file = made()
     hosts.hosts[1].reject(source=hosts.hosts[2])
     with links_to(hosts) as links:
-        before = sent_bytes(hosts)
+        before = hosts.sent_bytes()
         told = deliver(links, [file])
         # To dm1 and to dm3, which serves dm4.
-        assert 2 * SIZE < sent_bytes(hosts) - before < 2.2 * SIZE
+        assert 2 * SIZE < hosts.sent_bytes() - before < 2.2 * SIZE
         assert [node for node, _ in told.notes] == [2]
         golden(told.notes[0][1])
     for host in hosts.hosts:
@@ -212,9 +194,11 @@ def test_a_cable_that_is_cut_between_two_hosts_in_the_middle(hosts, monkeypatch)
 
     monkeypatch.setattr(Link, "pour", pour_half)
     with links_to(hosts) as links:
-        before = sent_bytes(hosts)
+        before = hosts.sent_bytes()
         told = deliver(links, [file])
-        assert sent_bytes(hosts) - before < 1.7 * SIZE  # the rest alone was sent to dm2
+        assert (
+            hosts.sent_bytes() - before < 1.7 * SIZE
+        )  # the rest alone was sent to dm2
     assert [node for node, _ in told.notes] == [1]
     for host in hosts.hosts:
         assert_has(host, file)

@@ -144,6 +144,10 @@ class Lab:
         for host in self.hosts:
             host.mend()
 
+    def sent_bytes(self) -> int:
+        """Return how many bytes this machine's card has sent to the hosts so far."""
+        return network.sent_bytes(self._bridge)
+
     def assert_clean(self, within_s: float = HANG_S) -> None:
         """Assert that distmagic left no process and no temporary file on any host that is up.
 

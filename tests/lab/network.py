@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 from tests.system.components import COMPONENTS
@@ -16,6 +17,14 @@ def ip(*commands: str) -> None:
 def ip_may_fail(command: str) -> None:
     """Run a command of ip(8) whose object may be gone already."""
     _run_ip((command,))
+
+
+def sent_bytes(device: str) -> int:
+    """Return how many bytes a card has sent so far, packets' heads included; /sys may show another network."""
+    argv = [COMPONENTS["ip"].path() or "ip", "-json", "-statistics", "link", "show"]
+    done = subprocess.run([*argv, device], capture_output=True, check=True)
+    (found,) = json.loads(done.stdout)
+    return int(found["stats64"]["tx"]["bytes"])
 
 
 def _run_ip(commands: tuple[str, ...]) -> subprocess.CompletedProcess[str]:

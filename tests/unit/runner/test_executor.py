@@ -80,15 +80,24 @@ class Stage:
     def events_of(self, action: Action, joiner: Any = None) -> list[Event]:
         """Perform an action, wait for the end of its thread, and return all the events that came."""
         executor = self.executor_with(joiner) if joiner is not None else self.executor
-        since = Since()
-        executor.perform(action)
-        for thread in since.threads("distmagic-run"):
-            thread.join(HANG_S)
-            assert not thread.is_alive()
+        perform(executor, action)
         return self.queue.batch(0)
 
     def outcomes(self, action: Action, joiner: Any = None) -> list[Any]:
         return [event.what for event in self.events_of(action, joiner)]
+
+    def hung_up(self) -> list[bool]:
+        """Return of each connection whether it is closed."""
+        return [process.is_closed.is_set() for process in self.host.processes]
+
+
+def perform(executor: Executor, action: Action) -> None:
+    """Perform an action, and wait for the end of its thread."""
+    since = Since()
+    executor.perform(action)
+    for thread in since.threads("distmagic-run"):
+        thread.join(HANG_S)
+        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -180,10 +189,7 @@ def test_an_attempt_that_can_not_follow_fails_and_hangs_up(
     stage.host.listings = (listing("j-1", 0, [stage.host]),)
     monkeypatch.setattr(Link, "attach", broken(error))
     assert stage.outcomes(action) == [AttemptFailed(error=error)]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [
-        False,
-        True,
-    ]
+    assert stage.hung_up() == [False, True]
 
 
 def test_a_node_that_is_there_is_met_and_followed_from_its_beginning(stage):
@@ -202,10 +208,7 @@ def test_a_node_that_is_not_there_is_not_met(stage, found):
         listing(job, node_rank, [stage.host]) for job, node_rank in found
     )
     assert stage.outcomes(MEET) == [AttemptFailed(error=None)]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [
-        False,
-        True,
-    ]
+    assert stage.hung_up() == [False, True]
 
 
 # ---- Collect
@@ -245,10 +248,7 @@ def test_a_host_that_is_not_admitted_is_hung_up_on(stage, error):
     assert stage.outcomes(JOIN, FakeJoiner(error)) == [
         JoinFailed(host_index=0, error=error, request_id=JOIN.request_id)
     ]
-    assert [process.is_closed.is_set() for process in stage.host.processes] == [
-        False,
-        True,
-    ]
+    assert stage.hung_up() == [False, True]
 
 
 @any_error
@@ -276,10 +276,7 @@ def test_a_node_that_does_not_start_is_hung_up_on(stage, monkeypatch, error):
 def test_a_node_that_joins_a_run_that_is_over_is_stopped(stage):
     executor = stage.executor_with(FakeJoiner())
     executor.close((stage.link,))
-    since = Since()
-    executor.perform(JOIN)
-    for thread in since.threads("distmagic-run"):
-        thread.join(HANG_S)
+    perform(executor, JOIN)
     assert stage.host.requests[-2:] == [START, TOO_LATE]
     assert stage.host.processes[-1].is_closed.is_set()
     assert stage.queue.batch(0) == []
@@ -287,10 +284,7 @@ def test_a_node_that_joins_a_run_that_is_over_is_stopped(stage):
 
 def test_a_node_whose_joining_nobody_has_read_when_the_run_ends_is_stopped(stage):
     executor = stage.executor_with(FakeJoiner())
-    since = Since()
-    executor.perform(JOIN)
-    for thread in since.threads("distmagic-run"):
-        thread.join(HANG_S)
+    perform(executor, JOIN)
     executor.close((stage.link,))
     assert stage.host.requests[-2:] == [START, TOO_LATE]
     assert stage.host.processes[-1].is_closed.is_set()
@@ -298,10 +292,7 @@ def test_a_node_whose_joining_nobody_has_read_when_the_run_ends_is_stopped(stage
 
 def test_a_node_that_has_joined_is_hung_up_on_without_a_word(stage):
     executor = stage.executor_with(FakeJoiner())
-    since = Since()
-    executor.perform(JOIN)
-    for thread in since.threads("distmagic-run"):
-        thread.join(HANG_S)
+    perform(executor, JOIN)
     (event,) = stage.queue.batch(0)
     executor.close((stage.link, event.what.link))
     assert stage.host.requests[-1] == START

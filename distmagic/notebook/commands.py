@@ -126,6 +126,7 @@ SUBCOMMANDS = (
         usages=(
             ("ID", "follow a running job, or show an ended one"),
             ("ID NAME", "the same in a notebook, whose variable NAME gets the run"),
+            ("NAME", "go on with ranks that outlived their kernel, from a notebook"),
         ),
         handler=job_commands.attach,
         counts=(1, 2),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, UsageError
 from distmagic.notebook import run_names
 from distmagic.notebook.host_commands import CommandLine
@@ -129,9 +130,14 @@ def attach(line: CommandLine) -> object:
     for name in variables:
         variable_name(name, f"%distributed attach {job_name}")
     job, hosts = find(line, job_name)
+    notebook = line.notebook
+    outlives_kernels = job.terms.ends_idle_s is not None
+    if outlives_kernels and job.is_running and notebook.shell is not None:
+        name = variables[0] if variables else job.ranks_name
+        _attach_ranks(line, job, hosts, name)
+        return None
     known = known_hosts(line, job.name)
     spare = tuple(host for host in known if host not in hosts)
-    notebook = line.notebook
 
     def follow() -> object:
         first_links = reach(line, hosts, job.name, spare)
@@ -140,6 +146,35 @@ def attach(line: CommandLine) -> object:
         return notebook.session().attach(first_links, job, screen, variable)
 
     return run_names.bound(notebook.shell, variables, follow)
+
+
+def _attach_ranks(
+    line: CommandLine, job: Job, hosts: tuple[Host, ...], name: str
+) -> None:
+    """Make ranks that stay, and that another kernel has left or still follows, those of this notebook."""
+    from distmagic.staying.starting import attach as attach_to_ranks
+
+    notebook = line.notebook
+    ranks = notebook.ranks.get(name)
+    if ranks is not None and ranks.job != job.name and not ranks.done:
+        raise UsageError(
+            f"{name} stands for other ranks here.",
+            f"%distributed attach {job.name} NAME gives these another name.",
+        )
+    if ranks is None or ranks.done:
+        asker = NotebookAsker(can_ask=False)
+        access = notebook.access(line.request, hosts)
+        first_links = notebook.session().reach(hosts, access, asker)
+        can_type = notebook.screen().can_type()
+        ranks = attach_to_ranks(
+            first_links, job, notebook.session(), name, can_type=can_type
+        )
+    notebook.ranks.pop(name, None)
+    notebook.ranks[name] = ranks
+    run_names.keep(notebook.shell, name, ranks)
+    ranks.take_over()
+    names = ", ".join(sorted(ranks.theirs)) or "none yet"
+    notebook.say(f"{ranks!r}\n  names: {names}")
 
 
 def view(line: CommandLine) -> object:

@@ -32,6 +32,7 @@ from distmagic.notebook.local_run import (
 )
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
+from distmagic.render.quantities import duration
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags
 from distmagic.request.config import settings_of
@@ -164,6 +165,12 @@ class Magics:
             ranks = self._start_ranks(request, plan, can_type=screen.can_type())
         else:
             self._check_same(request, ranks)
+            if request.stay_idle_s not in (None, ranks.idle.limit_s) and ranks.is_kept:
+                limit = duration(ranks.idle.limit_s)
+                raise UsageError(
+                    f"The hosts end the ranks of {ranks.name} after the time of their first cell, {limit}.",
+                    "Leave --stay-idle out.",
+                )
             if request.stay_idle_s is not None:
                 ranks.idle.limit_s = request.stay_idle_s
         # Moves it to the end, as the last one used.

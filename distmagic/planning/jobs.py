@@ -46,6 +46,11 @@ class Job:
         return bool(self.running)
 
     @property
+    def ranks_name(self) -> str:
+        """The name of its ranks that stay, "" for another job."""
+        return self.terms.call.removeprefix("%%ranks ") if self.terms.stays else ""
+
+    @property
     def grows(self) -> bool:
         """Whether hosts may join it: only the agent of its first node can admit them."""
         return self.is_running and self.terms.is_elastic and 0 in self.known
@@ -156,8 +161,14 @@ def check_orphans(
 
 
 def choose(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job with this name, or the only one whose name starts with it. Raises `UsageError`."""
+    """Return the job with this name or with ranks of this name, or the only one whose name starts with it.
+
+    Of ended jobs with ranks of this name, it is the newest. Raises `UsageError`.
+    """
     fits = [job for job in jobs if job.name == name]
+    if not fits and name:
+        named = [job for job in jobs if job.ranks_name == name]
+        fits = [job for job in named if job.is_running] or named[-1:]
     if not fits and name:
         fits = [job for job in jobs if job.name.startswith(name)]
     if len(fits) == 1:

@@ -132,10 +132,10 @@ def _check_stay(args: argparse.Namespace) -> None:
         return
     why = f"is for a run that ends, and the ranks of --stay {args.stay} stay"
     _refuse(args, "stay", why, "Leave one of them out.")
-    if args.on_disconnect == "keep":
+    if args.on_disconnect == "keep" and args.stay_idle is None:
         raise UsageError(
-            f"--on-disconnect keep is for a job that ends by itself, and the ranks of --stay {args.stay} stay.",
-            "Leave one of them out.",
+            f"With --on-disconnect keep the ranks of --stay {args.stay} outlive this notebook, and nothing would end them.",
+            "Add --stay-idle 30m: after this time without a cell they end.",
         )
     if args.nnodes is not None and args.nnodes[0] != args.nnodes[1]:
         raise UsageError(

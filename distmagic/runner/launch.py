@@ -89,6 +89,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         terms,
         can_type=screen.can_type() and not spec.detach,
         stays=companion is not None,
+        ends_idle_s=None if companion is None else companion.ends_idle_s,
     )
     state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
     # Hosts that join later still need the blobs.
@@ -148,8 +149,13 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         return _followed(loop, follow, opener, table, executor, noted)
 
 
-def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
-    """Follow a job from its first event to its end, as if this kernel had started it.
+def attach(
+    first_links: FirstLinks,
+    job: Job,
+    screen: Screen,
+    companion: Companion | None = None,
+) -> Followed:
+    """Follow a job from its first event to its end, as if this kernel had started it. A `companion` as for `launch`.
 
     `first_links` lead to the job's own hosts in the order of its nodes; those that are down are retried, as after a
     broken connection. An interrupt ends the job; for a detached job it only ends the following. Raises `UsageError` for
@@ -170,7 +176,7 @@ def attach(first_links: FirstLinks, job: Job, screen: Screen) -> Followed:
         detached_by="asked" if job.is_detached else "",
     )
     with interrupts.noted() as noted:
-        loop = _new_loop(state, clock, screen, opener, noted)
+        loop = _new_loop(state, clock, screen, opener, noted, companion)
         with loop.opening():
             there = connect(loop, first_links, enough=1)
         links = dict(zip(first_links.present, there, strict=True))

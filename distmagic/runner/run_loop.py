@@ -75,7 +75,13 @@ T = TypeVar("T")
 
 
 class Companion(Protocol):
-    """Another participant of a run's loop. The loop's thread calls `hear` and `sends`."""
+    """Another participant of a run's loop. The loop's thread calls `hear` and `sends`.
+
+    Its ranks stay. `ends_idle_s`: hosts end them after this time without a cell, even without a notebook; None: they
+    end with their notebook.
+    """
+
+    ends_idle_s: float | None
 
     def join(self, wake: Callable[[], None]) -> None:
         """Receive the function that wakes the loop."""

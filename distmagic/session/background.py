@@ -1,6 +1,6 @@
 """Runs in the background: the thread of each, the requests of other cells to it, and its end.
 
-They end with the process of their session.
+They end with the process of their session, except ranks that stay and outlive it.
 """
 
 from __future__ import annotations
@@ -165,6 +165,11 @@ class BackgroundRun(Returned):
     def done(self) -> bool:
         """Whether the run has ended."""
         return self._is_over.is_set()
+
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on after the end of this process: ranks that stay, which their hosts end."""
+        return self.state.terms.ends_idle_s is not None
 
     def wait(self, timeout_s: float | None = None) -> Run | Detached:
         """Wait for the end, and return the `Run`, or the `Detached` of a job that runs on.
@@ -358,11 +363,14 @@ class BackgroundRuns:
         self._runs[run.job] = run
 
     def close(self) -> None:
-        """End all background runs, as an interrupt ends the run of a cell. It takes at most a few seconds."""
+        """End the background runs that do not outlive this process, as an interrupt ends the run of a cell.
+
+        It takes at most a few seconds.
+        """
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions
         self.is_closed = True
-        running = self.running
+        running = [run for run in self.running if not run.outlives_kernel]
         for run in running:
             run.ask_to_stop()
         # Last: an unreachable scheduler must not delay the requests to hosts.

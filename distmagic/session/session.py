@@ -135,18 +135,19 @@ class Session:
         return self._ending.left_of(followed, first_links.opener, screen, variable)
 
     def attach(
-        self, first_links: FirstLinks, job: Job, screen: Screen, variable: str = "run"
-    ) -> Left:
+        self, first_links: FirstLinks, job: Job, screen: Screen, variable: str = "run",
+        companion: Companion | None = None,
+    ) -> Left:  # fmt: skip
         """Follow a job from its first event to its end, as if this kernel had started it.
 
         An interrupt ends the job; for a detached job it only ends the following.
 
         `first_links` lead to the job's own hosts in the order of its nodes. Those that are down are retried, as after a
-        broken connection. `variable` as for `launch`, and so are the errors of the run.
+        broken connection. `variable` and `companion` as for `launch`, and so are the errors of the run.
         """
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
-            followed = attach(first_links, job, screen)
+            followed = attach(first_links, job, screen, companion)
         return self._ending.left_of(followed, first_links.opener, screen, variable)
 
     @contextmanager

@@ -72,6 +72,7 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
     "hung": StopMeaning(is_wish=True),
     "stopped": StopMeaning(),
     "the agent was asked to end": StopMeaning(in_row="the agent was asked to end"),
+    "idle": StopMeaning(in_row="stopped: no cell ran on its ranks"),
     "gang": StopMeaning(is_wish=True),
     "abandoned": StopMeaning(is_wish=True),
     "too late": StopMeaning(in_row="came too late"),

@@ -355,6 +355,10 @@ def _was_ended_by_its_agent(node: NodeState) -> bool:
 
 
 def _ended_by_its_agent(node: NodeState) -> RunError:
+    if node.reason == "idle":
+        return TimedOut(
+            "The ranks have ended: no cell ran on them for the time of --stay-idle."
+        )
     if node.reason == "stopped":
         return RunError(
             "The job was stopped, by %distributed stop or from another notebook."

@@ -22,6 +22,11 @@ An exception ends the cell on its rank. The other ranks are interrupted one seco
 stops all ranks of the cell after the same step. The second one stops them where they are, and the third one ends the
 session.
 
+With `--on-disconnect keep` the ranks outlive the kernel: the job goes on as any such job, and its lead ends it when no
+cell has run for the time of `--stay-idle`. A kernel that attaches reads the job's journal from the first event on, so
+that `Past` has the cells, names and process groups. Its first cell is an empty one. Its number shows the former kernel
+that the ranks are no longer its own.
+
 No cell runs in the notebook. Read in this order:
 
     following.py    packs a cell with the names that it needs; sends nothing
@@ -30,7 +35,8 @@ No cell runs in the notebook. Read in this order:
     stopping.py     the stages of an interrupt, pure
     out_of_step.py  whether the next cell can still use the process groups, pure
     idle.py         how long the ranks have been without a cell, and when that ends them
+    past.py         what ranks have done so far, for a kernel that attaches to them, pure
     control.py      passes requests and events between a cell and the session's loop
     ranks.py        `Ranks`: one session, for users and for the magics
-    starting.py     starts the ranks of a session
+    starting.py     starts the ranks of a session, or attaches to those that another kernel has left
 """

@@ -10,14 +10,21 @@ from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import Send
 from distmagic.state.events import Event
+from distmagic.staying import past
+from distmagic.staying.past import Past
 
 
 class Control:
     """The connection of one session. Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything
     else.
+
+    `past` is what the session's events tell of its cells so far. `ends_idle_s` as for `Companion`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends_idle_s: float | None = None) -> None:
+        self.ends_idle_s = ends_idle_s
+        self.past = Past()
+        self._last = 0  # the number of the last cell of this kernel, or before it
         self._lock = threading.Lock()
         self._cell: protocol.RunCell | None = None
         self._sent_over: dict[int, Link] = {}
@@ -36,11 +43,23 @@ class Control:
         """Start a cell, and collect events from now on."""
         with self._lock:
             self._cell = cell
+            self._last = cell.cell
             self._sent_over = {}
             self._others = []
             self._interrupts = []
             self._heard = queue.SimpleQueue()
         self._wake()
+
+    def take_over(self) -> Past:
+        """Let the session be this kernel's, whoever ran its cells so far; return these."""
+        with self._lock:
+            self._last = self.past.last
+            return self.past
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another kernel has run a cell since this one did."""
+        return self.past.last > self._last
 
     def ask(self, request: protocol.HandedOn) -> None:
         """Send ranks a request about their cell, such as an interrupt."""
@@ -66,6 +85,7 @@ class Control:
     def hear(self, events: Sequence[Event]) -> None:
         """Pass events to the running cell."""
         with self._lock:
+            self.past = past.take(self.past, events)
             if self._cell is not None:
                 self._heard.put(events)
 

@@ -18,6 +18,7 @@ from distmagic.errors import (
     TimedOut,
     UsageError,
 )
+from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run, left
 from distmagic.payload import local_modules
 from distmagic.payload.blobs import LocalBlob
@@ -26,7 +27,8 @@ from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.clipping import ranges
+from distmagic.remote.wire.cells import MOST_TEXT
+from distmagic.remote.wire.clipping import clipped, ranges
 from distmagic.render.quantities import duration, plural
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
@@ -61,9 +63,8 @@ class CellRequest:
 
 
 class Ranks:
-    """Ranks that stay alive between cells. `state` is their session's state, `history` the texts of their cells.
-
-    `idle` counts their time without a cell.
+    """Ranks that stay alive between cells. `state` is their session's state, and `idle` counts their time without a
+    cell.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class Ranks:
     ) -> None:
         self.name = request.stay or ""
         self.request, self.hosts, self.idle = request, hosts, idle
-        self.history: list[str] = []
         self._session, self._run, self._control = session, run, control
         self._cells = 0
         self._modules = dict(modules_there)  # digests by module name
@@ -105,6 +105,17 @@ class Ranks:
         return self._run.done
 
     @property
+    def history(self) -> list[str]:
+        """The texts of the cells so far, also of former kernels. The middle of a very long one is left out."""
+        texts = self._control.past.texts
+        return [texts[cell] for cell in sorted(texts)]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the ranks outlive this kernel."""
+        return self._control.ends_idle_s is not None
+
+    @property
     def theirs(self) -> frozenset[str]:
         """The names that cells have assigned, on any rank."""
         return frozenset().union(*self._theirs.values())
@@ -112,15 +123,20 @@ class Ranks:
     def raise_end(self) -> None:
         """Wait for the session's end, and raise its error."""
         try:
-            self._run.wait()
+            after = self._run.wait()
         except RunError as error:
             cause = error
-            if self.idle.is_up:
+            if self.idle.is_up or isinstance(error, TimedOut):
                 limit = duration(self.idle.limit_s)
                 cause = TimedOut(
                     f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle)."
                 )
             raise self._with_lost(cause) from None
+        if isinstance(after, Detached):
+            raise UsageError(
+                f"This kernel has lost the hosts of {self.name}; the ranks may stay there without it.",
+                f"%distributed attach {self.job} {self.name}",
+            )
         raise RunError("The ranks have ended.", self._lost)
 
     def _with_lost(self, error: RunError) -> RunError:
@@ -231,6 +247,11 @@ class Ranks:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """Count no idle time in the block. Raises the session's error if it was idle too long before."""
+        if self._control.is_taken and not self.done:
+            raise UsageError(
+                f"Another kernel has attached to the ranks of {self.name}, and runs their cells now.",
+                f"%distributed attach {self.name} takes them back.",
+            )
         if not self.idle.begin_cell():
             self.raise_end()
         try:
@@ -243,7 +264,8 @@ class Ranks:
         """Print, under the last cell that used the ranks, when they end. Called between two cells, on the thread of the
         session's loop.
         """
-        self._context.run(print, self.idle_notice(), flush=True)
+        if not self._control.is_taken:
+            self._context.run(print, self.idle_notice(), flush=True)
 
     def idle_notice(self) -> str:
         """Return when the ranks end without a cell, and the command that keeps them."""
@@ -255,9 +277,32 @@ class Ranks:
         )
 
     def keep(self) -> None:
-        """Begin the idle time anew, as a cell does. Raises the session's error if it was idle too long before."""
-        with self._at_work():
-            pass
+        """Begin the idle time anew, as any cell does. Raises the session's error if it was idle too long before."""
+        self._run_quietly(Cell("", "nothing"), self._targets(()))
+
+    def take_over(self) -> None:
+        """Make the ranks this kernel's, with the names, process groups and texts of all their cells so far.
+
+        Waits for the end of a cell that still runs. An interrupt ends only the waiting.
+        """
+        while not self._are_there:
+            if self.done:
+                self.raise_end()
+            with self._run.screen.has_changed:
+                self._run.screen.has_changed.wait(_BEAT_S)
+        # The answers of ranks come after all earlier events of their nodes.
+        self._run.stacks()
+        past = self._control.take_over()
+        self._cells = past.last
+        self._theirs = dict(past.names)
+        self._last_ends = dict(past.ends)
+        self._is_out_of_step = bool(out_of_step.notice(self._last_ends))
+        self._sent.clear()
+        if past.running:
+            ranks = ",".join(ranges(sorted(past.running)))
+            wait = "still run a cell; this cell waits for its end"
+            print(f"Ranks {ranks} of {self.name} {wait}.")  # noqa: T201
+        self.keep()
 
     # ---- one cell
 
@@ -270,10 +315,9 @@ class Ranks:
                 request.plan, request.notebook, self.theirs, self._there(ranks), request.labels,
                 self._control.pythons,
             )  # fmt: skip
-            self.history.append(request.plan.text)
             notices = [packed.notice, self._bring(packed.modules, noted)]
             cell = self._run_parcel(
-                packed.parcel, ranks, screen, noted, request.variable, notices, is_cell=True,
+                packed.parcel, ranks, screen, noted, request.variable, notices, text=request.plan.text,
             )  # fmt: skip
             for rank in ranks:
                 self._sent.setdefault(rank, {}).update(packed.digests)
@@ -297,14 +341,15 @@ class Ranks:
 
     def _run_parcel(  # all that a cell is made of
         self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
-        variable: str = "", notices: Sequence[str] = (), *, is_cell: bool = False,
+        variable: str = "", notices: Sequence[str] = (), *, text: str = "",
     ) -> CellState:  # fmt: skip
-        """Run a cell to its end. Only a user's cell (`is_cell`) may make ranks create their process groups again."""
+        """Run a cell to its end. Only a user's cell, with its `text`, may make ranks create their process groups again."""
+        is_cell = bool(text)
         if self.done:
             self.raise_end()
         is_of_all = len(ranks) == len(self.state.workers)
         anew = is_cell and self._is_out_of_step and is_of_all
-        message = self._message(local, ranks, anew=anew)
+        message = self._message(local, ranks, text, anew=anew)
         began_unix_s = time.time()
         cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
         said = tuple(text for text in notices if text)
@@ -338,10 +383,7 @@ class Ranks:
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:
         """Wait until all ranks are running, and show the progress of their start."""
-        while not (
-            self.state.phase == "running"
-            and len(self.state.workers) == self.state.world_size > 0
-        ):
+        while not self._are_there:
             if self._run.done:
                 screen.finish(self.state)
                 self._run.wait()
@@ -352,6 +394,13 @@ class Ranks:
                 self._run.stop()
                 screen.finish(self.state)
                 raise Cancelled("Interrupted; the ranks were ended.")
+
+    @property
+    def _are_there(self) -> bool:
+        """Whether all ranks are running."""
+        state = self.state
+        has_all = len(state.workers) == state.world_size > 0
+        return state.phase == "running" and has_all
 
     def _targets(self, wanted: Sequence[int]) -> tuple[int, ...]:
         there = sorted(self.state.workers)
@@ -369,13 +418,16 @@ class Ranks:
         return dict(set.intersection(*each))
 
     def _message(
-        self, local: LocalBlob, ranks: tuple[int, ...], *, anew: bool
+        self, local: LocalBlob, ranks: tuple[int, ...], text: str, *, anew: bool
     ) -> protocol.RunCell:
         """Return the request for a cell; a long cell is sent to the hosts first. `anew`: make process groups again."""
         self._cells += 1
+        request = protocol.RunCell(
+            cell=self._cells, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew
+        )
         if local.blob.size_bytes <= _INLINE_BYTES:
             data = base64.b64encode(local.path.read_bytes()).decode()
-            return protocol.RunCell(cell=self._cells, ranks=ranks, data=data, anew=anew)
+            return replace(request, data=data)
         nodes = dict.fromkeys(self.state.workers[rank].node_rank for rank in ranks)
         with ExitStack() as opened:
             links = [
@@ -387,8 +439,7 @@ class Ranks:
             Delivery(links, addresses, (local,), lambda *_: None, lambda *_: None).run()
             for link in links:
                 link.finish()
-        blob = local.blob.sha256
-        return protocol.RunCell(cell=self._cells, ranks=ranks, blob=blob, anew=anew)
+        return replace(request, blob=local.blob.sha256)
 
     def _follow(
         self, cell: CellState, screen: Screen, noted: interrupts.Interrupts | None

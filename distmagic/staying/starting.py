@@ -1,21 +1,29 @@
-"""Starts ranks that stay: packs what their first cell imports, and begins a session of hosts."""
+"""Starts ranks that stay: packs what their first cell imports, and begins a session of hosts. Attaches to ranks that
+another kernel has left.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
+from distmagic.connection.first_links import FirstLinks
 from distmagic.payload import local_modules, on_ranks
 from distmagic.payload.pack import Payload, dumped, write_code
+from distmagic.planning.jobs import Job
 from distmagic.remote.values.call import Stay
 from distmagic.remote.values.pickling import Seen
 from distmagic.render.screen import UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
 from distmagic.screens.log import NoScreen
+from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.place import Place
 from distmagic.session.session import Session
+from distmagic.state.fold import begin
 from distmagic.staying import modules
 from distmagic.staying.control import Control
 from distmagic.staying.idle import IdleTime
@@ -33,15 +41,42 @@ def start(
     clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
     """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
-    control = Control()
+    is_kept = request.spec.on_disconnect == "keep"
+    control = Control(request.stay_idle_s if is_kept else None)
     idle = IdleTime(request.stay_idle_s or math.inf, clock)
-    screen = _OfSession(idle, can_type=can_type)
+    screen = _OfSession(idle, can_type=can_type, is_kept=is_kept)
     name = request.stay or ""
     with place.given_up_after_error():
         payload = _payload(plan, name, limit_bytes)
         run = place.begin(payload, screen, name, control)
     there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
     ranks = Ranks(request, session, place.names, run, control, there, idle)
+    screen.on_notice = ranks.show_idle_notice
+    return ranks
+
+
+def attach(
+    first_links: FirstLinks,
+    job: Job,
+    session: Session,
+    name: str,
+    *,
+    can_type: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ranks:
+    """Follow ranks that stay and outlive kernels, under this name here. `first_links` lead to the hosts of their job."""
+    control = Control(job.terms.ends_idle_s)
+    idle = IdleTime(job.terms.ends_idle_s or math.inf, clock)
+    screen = _OfSession(idle, can_type=can_type, is_kept=True)
+    state = replace(begin(job.name, job.hosts, job.terms), variable=name)
+    shown = BackgroundScreen(state, screen)
+    follow = partial(session.attach, first_links, job, shown, name, control)
+    open_link = first_links.opener.link_again
+    run = BackgroundRun(job.name, shown, follow, first_links.cancel, open_link)
+    session.background.add(run)
+    for future in first_links.futures:
+        future.add_done_callback(session.close_before_connections)
+    ranks = Ranks(Request(stay=name), session, job.hosts, run, control, {}, idle)
     screen.on_notice = ranks.show_idle_notice
     return ranks
 
@@ -63,19 +98,20 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
 class _OfSession(NoScreen):
     """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long.
 
-    `on_notice` is called some time before that.
+    Hosts stop one that `is_kept`. `on_notice` is called some time before that.
     """
 
-    def __init__(self, idle: IdleTime, *, can_type: bool) -> None:
+    def __init__(self, idle: IdleTime, *, can_type: bool, is_kept: bool) -> None:
         self.on_notice: Callable[[], None] = lambda: None
         self._idle = idle
         self._can_type = can_type
+        self._is_kept = is_kept
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Stop the session when its idle time is up."""
         if self._idle.notice_is_due():
             self.on_notice()
-        return ("stop",) if self._idle.runs_out() else ()
+        return ("stop",) if not self._is_kept and self._idle.runs_out() else ()
 
     def can_type(self) -> bool:
         """Whether the user could type input where the first cell is shown."""

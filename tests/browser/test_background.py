@@ -77,6 +77,25 @@ def notebook_of(*sources: str) -> nbformat.NotebookNode:
     )
 
 
+def test_the_notice_before_idle_ranks_end_stands_under_their_last_cell(
+    notebooks, tmp_path
+):
+    sources = [
+        "%load_ext distmagic",
+        "%%ranks --hosts localhost:1 --stay-idle 20s\n6 * 7",
+        "'another cell'",
+    ]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
+    with notebooks.opened(notebook, tmp_path) as page:
+        for index in range(3):
+            page.run_cell(index)
+            page.wait_done(index)
+        text = page.wait_text(RUN, "because no cell runs on them")
+        assert "%distributed stay ranks keeps them." in text
+
+
 @pytest.mark.promise("with `--background` the view stays live while other cells run")
 def test_the_view_of_a_run_in_the_background(notebooks, tmp_path):
     notebook = notebook_of(

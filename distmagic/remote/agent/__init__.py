@@ -39,6 +39,7 @@ running -> ending, on whichever comes first, with this reason:
     a rank failed, and torchrun may not restart it                    "failed"
     it may, but waits for a node whose ranks have all returned        "failed" (not elastic)
     the lead's `timeout_s` is over                                    "timeout"
+    ranks that stay had no cell for the lead's `ends_idle_s`          "idle"
     nobody renewed the lease of a job that needs a notebook           "lease"
     torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none
 

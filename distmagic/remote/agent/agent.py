@@ -17,7 +17,7 @@ from typing import Literal
 from distmagic.remote.agent import polite_stop
 from distmagic.remote.agent.endpoint import Dialer
 from distmagic.remote.agent.hardware_watch import HardwareWatch
-from distmagic.remote.agent.lease import Lease
+from distmagic.remote.agent.lease import CellWait, Lease
 from distmagic.remote.agent.polite_stop import PoliteStop
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.agent.rank_table import RankTable
@@ -100,6 +100,7 @@ class Agent:
         self.elastic_members = ElasticMembers(start, self._is_alive, clock())
         self.restart_wait = RestartWait()
         self.lease = Lease(clock(), start.terms.lease_s, keep=start.terms.goes_on_alone)
+        self.cell_wait = CellWait(clock(), start.terms.ends_idle_s)
         self.began = self.touch_at = self.ticked_at = clock()
         self.paused_s = (
             0.0  # how long a rank of the job has waited for the user's input
@@ -298,7 +299,7 @@ class Agent:
                 processes.note(os.getpid(), self.run_dir / places.PID)
 
     def _stop_if_due(self, now: float) -> None:
-        """Start the end for any of five causes. The first one counts, so their order matters within a turn."""
+        """Start the end for any of six causes. The first one counts, so their order matters within a turn."""
         # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers must report this node as the cause,
         # whatever else failed.
         if self.got_sigterm:
@@ -318,6 +319,7 @@ class Agent:
                 and self.polite_stop is not None
                 and self.polite_stop.is_ending,
                 is_paused=self.rank_table.has_paused,
+                is_at_cell=self.rank_table.is_at_cell,
             )
             if self.channel.gang.is_detached:
                 self._detach()
@@ -342,8 +344,11 @@ class Agent:
             self.stop(now, Cause("failed", self.start.node_rank))
         if may_restart and self._waits_in_vain(now):
             self.stop(now, Cause("failed", self.start.node_rank))
-        # 4 and 5. Timeout and lease come last: a job that has just failed did not run too long. Once the agents
-        # exchange heartbeats, only the lead has the lease, because the other agents need no connection to the notebook.
+        # 4, 5 and 6. Idle ranks, timeout and lease come last: a job that has just failed did not run too long. Once the
+        # agents exchange heartbeats, only the lead has the lease, because the other agents need no connection to the
+        # notebook.
+        if self.start.lead and self.start.terms.ends_idle_s is not None:
+            self._look_at_cells(now)
         if self.start.lead or self.channel is None or not self.channel.gang.has_formed:
             self._look_at_lease(now)
 
@@ -382,6 +387,18 @@ class Agent:
         return self.restart_wait.is_in_vain(
             now, self.rank_table.waits_since, has_returned_node=has_returned
         )
+
+    def _look_at_cells(self, now: float) -> None:
+        is_at_cell = self.rank_table.is_at_cell or (
+            self.channel is not None and self.channel.gang.has_node_at_cell
+        )
+        if self.cell_wait.is_too_long(
+            now,
+            cells=self.rank_table.last_cell,
+            is_at_cell=is_at_cell,
+            has_notebook=not self.lease.has_run_out(now),
+        ):
+            self.stop(now, Cause("idle"))
 
     def _look_at_lease(self, now: float) -> None:
         timeout_s = self.start.terms.timeout_s

@@ -60,6 +60,8 @@ class RankProcess:
         self.pictures: list[protocol.Picture] = []
         self.pauses: list[protocol.Message] = []
         self._unsent: list[bytes] = []  # requests to the rank
+        # The last cells that it was asked to run, and that it has ended.
+        self._cell = self._ended_cell = 0
         self.is_paused = False
         self._stdin = typed
         for fd in typed:
@@ -106,6 +108,8 @@ class RankProcess:
             self._prompt = message.prompt if self.is_paused else 0
         elif isinstance(message, protocol.OfCells):
             self.pauses.append(message)
+            if isinstance(message, protocol.CellEnded):
+                self._ended_cell = message.cell
         elif isinstance(message, protocol.Ended):
             self.ended = message
 
@@ -141,8 +145,15 @@ class RankProcess:
         with contextlib.suppress(OSError):
             os.write(self._stdin[0], first.encode()[: _LINE_BYTES - 1] + b"\n")
 
+    @property
+    def is_at_cell(self) -> bool:
+        """Whether it has not ended its last cell."""
+        return self._cell > self._ended_cell
+
     def hand_on(self, request: protocol.Message) -> None:
         """Queue a request to the rank, and send it when its socket has room."""
+        if isinstance(request, protocol.RunCell):
+            self._cell = max(self._cell, request.cell)
         self._unsent.append(protocol.encode(request))
         self.flush()
 

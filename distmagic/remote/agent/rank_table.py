@@ -70,6 +70,7 @@ class RankTable:
         self._started = (0, 0)  # round and restart count of the latest rank
         self._local_world_size = 0  # as the latest rank reported it
         self.streams: list[RankStream] = []
+        self.last_cell = 0  # its number; the cell may be for ranks of other nodes
         # torchrun's report of ranks that failed.
         self.engine_exits: tuple[protocol.Exit, ...] = ()
         self.memory = memory.Watch()
@@ -243,8 +244,15 @@ class RankTable:
             if rank.hello.rank == line.rank and not rank.is_over:
                 rank.type(line)
 
+    @property
+    def is_at_cell(self) -> bool:
+        """Whether a rank runs a cell."""
+        return any(rank.is_at_cell and not rank.is_over for rank in self.ranks)
+
     def hand_on(self, request: protocol.HandedOn) -> None:
         """Pass a request of the notebook to ranks that stay."""
+        if isinstance(request, protocol.RunCell):
+            self.last_cell = max(self.last_cell, request.cell)
         for rank in self.ranks:
             if rank.hello.rank in request.ranks and not rank.is_over:
                 rank.hand_on(request)

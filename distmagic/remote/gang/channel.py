@@ -53,7 +53,7 @@ class GangChannel:
         """Let every datagram wake the agent's loop, which then calls `poll`."""
         selector.register(self._udp.socket, selectors.EVENT_READ, lambda: None)
 
-    def poll(
+    def poll(  # noqa: PLR0913  # all that a node sends about itself
         self,
         now: float,
         cause: Cause | None,
@@ -63,13 +63,15 @@ class GangChannel:
         has_returned: bool,
         is_ending: bool,
         is_paused: bool = False,
+        is_at_cell: bool = False,
     ) -> Cause | None:
         """Receive and send datagrams. Return why this node must stop, if a peer's end or loss demands it.
 
         `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
         `is_detached`: this node has recorded that the job needs no notebook; the lead informs the others.
         `has_returned`: all ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked
-        to. `is_paused`: one of them waits for the user's input.
+        to. `is_paused`: one of them waits for the user's input. `is_at_cell`: one of them runs a
+        cell.
         """
         for data, address in self._udp.receive():
             self.gang.receive(data, address, now)
@@ -79,6 +81,7 @@ class GangChannel:
             has_returned=has_returned,
             is_ending=is_ending,
             is_paused=is_paused,
+            is_at_cell=is_at_cell,
         )
         if cause is not None:
             culprit = cause.culprit if cause.culprit >= 0 else NOBODY

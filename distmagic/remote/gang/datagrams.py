@@ -1,7 +1,7 @@
 """The bytes of one heartbeat datagram, authenticated with the job's secret. Pure.
 
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
-    returned 1 | ending 1 | paused 1 | HMAC-SHA256 32
+    returned 1 | ending 1 | paused 1 | at a cell 1 | HMAC-SHA256 32
 
 Sizes are in bytes, numbers big-endian. The secret is sent over SSH and lives as long as the job. `counter` increases
 with every datagram of a sender, so that the receiver rejects a replayed one. `echo` is the highest counter that the
@@ -27,8 +27,8 @@ REASONS: tuple[StopReason | Literal[""], ...] = (
 NOBODY = 0xFFFF
 
 _MAGIC = b"dmgc"
-_VERSION = 5
-_FORM = struct.Struct("!4sBHHQQIBBH????")
+_VERSION = 6
+_FORM = struct.Struct("!4sBHHQQIBBH?????")
 _MAC_BYTES = 32
 SIZE_BYTES = _FORM.size + _MAC_BYTES
 
@@ -42,7 +42,7 @@ class OwnState:
     no notebook any more, as sent by the lead. `has_returned`: all ranks of the sender have returned, and its torchrun
     waits for other nodes; from the lead, whether that holds for any node. `is_ending`: a rank of the sender is about to
     end by itself, as it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender waits for
-    the user's input.
+    the user's input. `is_at_cell`: a rank of the sender, which stays between cells, runs one.
     """
 
     formations: int = 0
@@ -53,6 +53,7 @@ class OwnState:
     has_returned: bool = False
     is_ending: bool = False
     is_paused: bool = False
+    is_at_cell: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,6 +168,14 @@ class Gang:
         )
 
     @property
+    def has_node_at_cell(self) -> bool:
+        """Whether a rank of another node runs a cell. On a member it is about the lead's ranks only."""
+        return any(
+            peer.said.is_at_cell and peer.state != "lost"
+            for peer in self.peers.values()
+        )
+
+    @property
     def may_leave(self) -> bool:
         """Whether this node may exit: no peer needs a datagram of it, and the lead waits for no member's end."""
         if self.node_rank != 0:

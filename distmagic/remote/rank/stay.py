@@ -189,7 +189,12 @@ class CellLoop:
             raise KeyboardInterrupt
 
     def _run_cell(self, request: RunCell, ending: Ending) -> None:
-        self._around.send(CellBegan(cell=request.cell, rank=self._rank))
+        text = request.text if self._rank == request.ranks[0] else ""
+        self._around.send(
+            CellBegan(
+                cell=request.cell, rank=self._rank, is_users=bool(request.text), text=text,
+            )
+        )  # fmt: skip
         # Earlier cells may have set other handlers.
         signal.signal(signal.SIGINT, self._interrupt)
         self._around.begin_reports()

@@ -11,6 +11,7 @@ from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import GroupCalls
 
 MOST_NAMES = 2000  # per rank
+MOST_TEXT = 20_000  # bytes of a cell's text that its job keeps
 
 
 @request
@@ -18,7 +19,8 @@ MOST_NAMES = 2000  # per rank
 class RunCell:
     """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
 
-    With `anew` they first make their process group again. Cells are numbered from 1. A rank never runs one twice, so
+    `text` is what the user wrote, "" for an internal cell. With `anew` they first make their process group again. Cells
+    are numbered from 1. A rank never runs one twice, so
     the request may be repeated over a new connection.
     """
 
@@ -26,6 +28,7 @@ class RunCell:
     ranks: tuple[int, ...]
     data: str = field(default="", repr=False)
     blob: str = ""
+    text: str = ""
     anew: bool = False
 
 
@@ -66,10 +69,15 @@ class InterruptCell:
 @message
 @dataclass(frozen=True, kw_only=True)
 class CellBegan:
-    """A rank has started a cell."""
+    """A rank has started a cell, which is the user's or an internal one.
+
+    From one rank of each cell of the user, `text` is what the user wrote, for a notebook that attaches later.
+    """
 
     cell: int
     rank: int
+    is_users: bool = False
+    text: Annotated[str, "lines", MOST_TEXT] = ""
 
 
 @message

@@ -119,8 +119,10 @@ class JobTerms:
     devices: tuple[Word, ...] = ()
     # Whether a user can type input for a rank; else the ranks' standard input is at end of file.
     can_type: bool = False
-    # Whether its ranks wait for cells of the notebook that started it: it never goes on without that one.
+    # Whether its ranks wait for cells of a notebook.
     stays: bool = False
+    # Such ranks outlive their notebook: the lead ends them after this time without a cell.
+    ends_idle_s: AmountOrNone = None
     # Whether NCCL and torch write detailed logs, which a notebook does not show line by line.
     debug: bool = False
 

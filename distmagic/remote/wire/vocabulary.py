@@ -24,6 +24,7 @@ StopReason = Literal[
     "too late",  # a node joined an elastic job that was over
     "another host could not start",
     "terminated",  # `distmagic run` received SIGTERM
+    "idle",  # ranks that stay had no cell for too long, and no notebook would have ended them
 ]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 # Nothing has failed: ranks are asked to end by themselves, within the job's grace time.
@@ -35,6 +36,7 @@ POLITE_REASONS: frozenset[StopReason] = frozenset(
         "timeout",
         "hung",
         "lease",
+        "idle",
         "the agent was asked to end",
     )
 )

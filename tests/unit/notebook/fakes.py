@@ -167,7 +167,7 @@ class FakeSession:
     def jobs(self, first_links):
         return self.found
 
-    def attach(self, first_links, job, screen, variable="run"):
+    def attach(self, first_links, job, screen, variable="run", companion=None):
         self.variable = variable
         self.log.append(f"attach {job.name}")
         return f"the run of {job.name}"

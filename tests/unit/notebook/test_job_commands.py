@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -328,6 +329,17 @@ def test_an_attached_run_that_gets_a_name_is_no_value(jobs):
     assert jobs.value("%distributed attach mine seen") is None
     assert jobs.session.variable == "seen"
     assert jobs.shell.user_ns["seen"] == "the run of mine"
+
+
+def test_kept_ranks_take_no_name_that_stands_for_others(jobs):
+    terms = replace(TERMS, stays=True, ends_idle_s=60.0, call="%%ranks exp")
+    jobs.session.found = (replace(RUNNING, terms=terms),)
+    notebook = jobs.shell.find_line_magic("distributed").__self__.notebook
+    notebook.ranks["exp"] = SimpleNamespace(job="other", done=False)
+    error = jobs.error("%distributed attach exp")
+    notebook.ranks.clear()
+    assert error.message == "exp stands for other ranks here."
+    assert error.hint == "%distributed attach busy NAME gives these another name."
 
 
 def test_what_hosts_told_is_no_escape_sequence_in_a_terminal(jobs, capsys, golden):

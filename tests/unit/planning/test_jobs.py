@@ -134,6 +134,19 @@ def test_a_job_is_chosen_by_the_beginning_of_its_name():
     assert choose(JOBS, "xy").name == "xyz"
 
 
+def test_a_job_is_chosen_by_the_name_of_its_ranks_a_running_one_first():
+    def job(name: str, *, running: bool) -> JobListing:
+        terms = JobTerms(lease_s=60.0, stays=True, call="%%ranks exp")
+        return replace(listed(name, hosts="a", running=running), terms=terms)
+
+    ended = [job("z", running=False), job("zz", running=False)]
+    assert choose(found_jobs(["a"], [ended]), "exp").name == "zz"
+    others = [job("zzz", running=True), listed("exponent", hosts="a")]
+    jobs = found_jobs(["a"], [[*others, *ended]])
+    assert choose(jobs, "exp").name == "zzz"
+    assert choose(jobs, "expo").name == "exponent"
+
+
 @pytest.mark.parametrize("name", [
     "x",
     "q",

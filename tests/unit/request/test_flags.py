@@ -534,6 +534,10 @@ def test_ranks_that_stay_and_those_of_them_on_which_a_cell_runs():
     assert (request.stay, request.ranks) == ("exp", (0, 4, 5, 7))
     request = flags.parse_line("--stay exp --stay-idle 30m", flags.Defaults())
     assert request.stay_idle_s == 1800.0
+    request = flags.parse_line(
+        "--stay exp --stay-idle 30m --on-disconnect keep", flags.Defaults()
+    )
+    assert request.spec.on_disconnect == "keep"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from distmagic.session import background
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import Place
 from distmagic.session.session import Session
+from distmagic.staying.control import Control
 from distmagic.transports.asking import Asker, ask
 from tests.builders.hosts import (
     FakeHost,
@@ -337,6 +338,17 @@ def test_the_end_of_the_session_ends_it_as_an_interrupt_does(kernel):
     kernel.session.close()
     assert run.done
     assert [one.reason for one in a.requests_of(p.StopNode)] == ["interrupted"]
+
+
+def test_ranks_that_outlive_the_kernel_are_left_by_the_end_of_the_session(kernel):
+    a, b = two(runs_on)
+    place = Place(kernel.over(a, b).session, COLD, NotebookAsker(can_ask=False), JobSpec(), hosts=kernel.hosts)  # fmt: skip
+    run = place.begin(kernel.payload, FakeScreen(), "exp", Control(60.0))
+    wait_until(lambda: has_ranks(run.state), "its ranks", HANG_S)
+    kernel.session.background.close()
+    assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
+    assert not run.done
+    run.stop()
 
 
 def test_hosts_are_told_to_end_also_where_no_thread_can_be_started(kernel, monkeypatch):

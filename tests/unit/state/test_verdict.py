@@ -373,6 +373,7 @@ ENDS = {
     "the lease": begun(*ends_of(1, code=-15, reason="lease"), *GONE),
     "an agent that was asked to end": over(reason="the agent was asked to end"),
     "a job that was stopped from elsewhere": over(reason="stopped"),
+    "ranks that had no cell for too long": over(reason="idle"),
 }  # fmt: skip
 
 

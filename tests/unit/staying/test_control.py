@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from distmagic.remote.wire import protocol as p
+from distmagic.state.events import Event
 from distmagic.staying.control import Control
 
 
@@ -31,3 +32,22 @@ def test_a_new_link_gets_the_cell_and_its_interrupts_again():
     assert sent(first, new) == [((new,), cell), ((new,), interrupt)]
     control.begin(p.RunCell(cell=5, ranks=(0,)))
     assert [message.cell for _, message in sent(first, new)] == [5]
+
+
+def test_the_cell_of_another_kernel_takes_the_ranks_until_they_are_taken_back():
+    def hear(cell: int) -> None:
+        began = p.CellBegan(cell=cell, rank=0)
+        control.hear([Event(node_rank=0, at_s=1.0, what=began)])
+
+    control = Control()
+    control.begin(p.RunCell(cell=1, ranks=(0,)))
+    hear(1)
+    control.end()
+    assert not control.is_taken
+    hear(2)
+    assert control.is_taken
+    assert control.take_over().last == 2
+    assert not control.is_taken
+    control.begin(p.RunCell(cell=3, ranks=(0,)))
+    hear(3)
+    assert not control.is_taken

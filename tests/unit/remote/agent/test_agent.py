@@ -452,6 +452,25 @@ def test_the_timeout_stands_still_while_a_rank_waits_for_somebody_to_type(
     node.close()
 
 
+def test_the_lead_ends_kept_ranks_after_their_time_without_a_cell(start, monkeypatch):
+    """Without a notebook: its lease has run out, and the job goes on without it."""
+    terms = replace(start.terms, goes_on_alone=True, stays=True, ends_idle_s=20.0)
+    node = Node(monkeypatch, replace(start, terms=terms))
+    runs = True
+    monkeypatch.setattr(
+        type(node.agent.rank_table), "is_at_cell", property(lambda _: runs)
+    )
+    node.agent.rank_table.last_cell = 1
+    for _ in range(10):
+        node.step(20.0)
+    runs = False
+    node.step(19.0)
+    assert node.events(protocol.NodeStopping) == []
+    node.step(2.0)
+    assert node.events(protocol.NodeStopping) == [protocol.NodeStopping(reason="idle")]
+    node.close()
+
+
 def test_the_agent_waits_until_a_reader_has_everything(node):
     conn = node.follow()
     node.agent.journal.add(protocol.Notice(text="x" * 900_000))

@@ -38,7 +38,7 @@ DATAGRAMS = st.builds(
     node_rank=st.integers(0, NOBODY), to=st.integers(0, NOBODY), counter=st.integers(0, 2**64 - 1),
     echo=st.integers(0, 2**64 - 1), said=st.builds(
         OwnState, st.integers(0, 2**32 - 1), st.sampled_from(PHASES), st.sampled_from(REASONS),
-        st.integers(0, NOBODY), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+        st.integers(0, NOBODY), *[st.booleans()] * 5,
     ),
 )  # fmt: skip
 

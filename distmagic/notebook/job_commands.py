@@ -70,8 +70,8 @@ def stay(line: CommandLine) -> None:
         if ranks.done:
             del stayed[ranks.name]
             ranks.raise_end()
-        names = ", ".join(sorted(ranks.theirs)) or "none yet"
-        text = f"{ranks!r}\n  names: {names}"
+        held = ranks.holdings() or ["no names yet"]
+        text = "\n  ".join([repr(ranks), *held])
         if math.isfinite(ranks.idle.left_s):
             left = duration(ranks.idle.left_s)
             text += f"\n  they end in {left} unless a cell runs before"

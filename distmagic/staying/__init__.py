@@ -36,6 +36,7 @@ No cell runs in the notebook. Read in this order:
     out_of_step.py  whether the next cell can still use the process groups, pure
     idle.py         how long the ranks have been without a cell, and when that ends them
     past.py         what ranks have done so far, for a kernel that attaches to them, pure
+    holdings.py     what the ranks have, as text, pure
     control.py      passes requests and events between a cell and the session's loop
     ranks.py        `Ranks`: one session, for users and for the magics
     starting.py     starts the ranks of a session, or attaches to those that another kernel has left

@@ -40,7 +40,7 @@ from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
 from distmagic.session.session import Session
 from distmagic.state.model import RunState
-from distmagic.staying import cell_state, modules, out_of_step, stopping
+from distmagic.staying import cell_state, holdings, modules, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
 from distmagic.staying.control import Control
 from distmagic.staying.following import form_for, prepared
@@ -48,6 +48,10 @@ from distmagic.staying.idle import IdleTime
 
 _INLINE_BYTES = 60_000  # size limit of a cell that is sent inside its request; a longer one is sent before, as a file
 _BEAT_S = 0.1
+_INVENTORY = (
+    '__import__("distmagic.remote.training.inventory", fromlist="x").of('
+    "globals(), {names!r})"
+)
 _POST_MORTEM = '__import__("distmagic.remote.rank.stay", fromlist="x").post_mortem()'
 
 
@@ -227,6 +231,14 @@ class Ranks:
         packed = dumped(cell, Seen(), None, source, in_one=True)
         ended = self._run_parcel(packed, ranks, screen or NoScreen(), noted)
         return self._left(ended, is_cell=False)
+
+    def holdings(self) -> list[str]:
+        """Return what the ranks have under the names that cells have assigned, and their GPU memory, as lines of text."""
+        name = f"{self.name}: names"
+        code = _INVENTORY.format(names=sorted(self.theirs))
+        cell = Cell(code, name, texts={name: code}, keeps=True)
+        run = self._run_unseen(cell, self._targets(()), None)
+        return holdings.lines(dict(run.results.items()))
 
     def debug(self, rank: int | None, screen: Screen) -> None:
         """Open pdb where the last cell failed on a rank: on this one, or on the first that raised. Raises `UsageError`."""

@@ -68,7 +68,10 @@ total.item(), calls, type(model).__name__
     assert text.endswith("ranks 0-3: (4.0, 1, 'Linear')\n")
     assert text.count("summed") == 4
     assert notebook.run("_run.results[3]") == "(4.0, 1, 'Linear')"
-    assert "calls, dist, model" in notebook.run("%distributed stay")
+    shown = notebook.run("%distributed stay")
+    assert "\n  model: " in shown
+    assert " parameters on cpu, " in shown
+    assert "\n  calls: int" in shown
     still_there(notebook)
 
 

@@ -8,5 +8,6 @@ The package imports torch only after the user's code has, and sends nothing to t
     run_store.py   the store in which ranks meet, and its key names
     profiling.py   profiles the next steps
     loading.py     adds up how long a rank loads models
+    inventory.py   describes what a rank has under its names
     group_sockets.py  finds the connections of a group, so that they can be shut down
 """

@@ -1,0 +1,63 @@
+"""What a rank has under its names, in words: types, shapes, devices, bytes, and the memory of its GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST = 80  # characters of a text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What one rank has: for each name a text and its bytes in tensors, the largest first.
+
+    `gpu` are the bytes that torch has allocated and reserved, and the total of the current GPU; None without one.
+    """
+
+    names: tuple[tuple[str, str, int], ...]
+    gpu: tuple[int, int, int] | None
+
+
+def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
+    """Return the inventory of these names of a namespace. It calls no code of their classes but what torch's has."""
+    torch = sys.modules.get("torch")
+    found = []
+    for name in names:
+        if name in values:
+            text, size = _described(values[name], torch)
+            found.append((name, text[:_LONGEST], size))
+    found.sort(key=lambda one: (-one[2], one[0]))
+    gpu = None
+    # Not before the rank uses its GPU: a first call would take its memory.
+    if torch is not None and torch.cuda.is_initialized():
+        _, total = torch.cuda.mem_get_info()
+        gpu = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), total
+    return Inventory(names=tuple(found), gpu=gpu)
+
+
+def _described(value: object, torch: Any) -> tuple[str, int]:
+    kind = type(value).__name__
+    if torch is None:
+        return kind, 0
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        size = value.numel() * value.element_size()
+        return f"{kind} {list(value.shape)} {dtype} on {value.device}", size
+    if isinstance(value, torch.nn.Module):
+        parts = [*value.parameters(), *value.buffers()]
+        count = sum(part.numel() for part in value.parameters())
+        size = sum(part.numel() * part.element_size() for part in parts)
+        devices = ", ".join(sorted({str(part.device) for part in parts})) or "no device"
+        return f"{kind}, {count:,} parameters on {devices}", size
+    if isinstance(value, torch.optim.Optimizer):
+        tensors = [
+            one
+            for state in value.state.values()
+            for one in state.values()
+            if isinstance(one, torch.Tensor)
+        ]
+        return kind, sum(one.numel() * one.element_size() for one in tensors)
+    return kind, 0

@@ -221,6 +221,57 @@ def answer(page: NotebookPage, index: int) -> str:
 
 
 @in_jupyterlab
+def test_a_view_of_a_run_that_was_detached_offers_nothing_that_does_nothing(
+    tmp_path, notebooks
+):
+    with opened(notebooks, tmp_path) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        button(page, "Detach").click()
+        page.wait_done(RUN)
+        head = r"^detached\s+(\d+%\s+)?\d\d:\d\d:\d\d · 2 ranks on localhost"
+        page.wait_text(RUN, head)
+        for name in ("Stop", "Stacks", "Detach"):
+            assert not button(page, name).is_visible(), "nobody follows it any more"
+        assert " left" not in live(page).locator(".dm-head").inner_text()
+
+
+@in_jupyterlab
+def test_a_reload_brings_back_nothing_that_was_cleared_or_replaced(tmp_path, notebooks):
+    """Run twice, then not at all: a page that is loaded anew has the last of these, and in the end nothing."""
+    with opened(notebooks, tmp_path) as page:
+        page.page.on("dialog", lambda dialog: dialog.accept())
+        (tmp_path / "end").touch()
+        page.wait_done(RUN)
+        page.wait_text(RUN, r"^done")
+        first = live(page).locator(".dm-job").inner_text()
+        page.run_cell(RUN)
+        page.wait_done(RUN)
+        wait_until(lambda: live(page).count() == 1, "one view")
+        wait_until(
+            lambda: live(page).locator(".dm-job").inner_text() != first, "the other run"
+        )
+        second = live(page).locator(".dm-job").inner_text()
+        page.reload()
+        page.wait_text(RUN, second)
+        assert first not in page.shown(), "it was replaced"
+        write(page, RUN, "print('something else')")
+        page.run_cell(RUN)
+        page.wait_text(RUN, "^something else")
+        wait_until(lambda: live(page).count() == 0, "no view")
+        closed = "from distmagic.screens import notebook\n[one._is_closed for one in notebook._ended]"
+        write(page, NEXT, closed)
+        wait_until(
+            lambda: "False" not in answer(page, NEXT), "the kernel to have heard of it"
+        )
+        page.save()
+        page.reload()
+        page.run_cell(NEXT)
+        page.wait_done(NEXT)
+        assert page.cell(RUN).locator(".dm-live").count() == 0
+        assert "2 ranks" not in page.shown(), "nothing comes back"
+
+
+@in_jupyterlab
 def test_when_the_kernel_ends_the_view_says_so_and_keeps_what_it_knew(
     tmp_path, notebooks
 ):

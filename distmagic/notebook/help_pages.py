@@ -28,7 +28,7 @@ _SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
 _DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
 _COMMON = re.compile(
     "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
-    "on|one|or|same|see|shows?|than|the|this|to|two|up|use|what|when|where|which|who|why|with|without|you|your"
+    "on|one|or|same|see|shows?|than|the|this|to|two|up|use|what|when|where|which|who|why|with|you|your"
 )
 
 

@@ -386,3 +386,8 @@ def test_programs_that_differ_have_different_digests(tmp_path):
     assert programs.digest(program) != same
     module = Program(target="pkg", is_module=True)
     assert programs.digest(module) != programs.digest(replace(module, target="other"))
+
+
+def test_python_starts_the_program_by_its_module():
+    left = completed([sys.executable, "-m", "distmagic", "--version"])
+    assert left.stdout == f"distmagic {distmagic.__version__}\n"

@@ -70,6 +70,7 @@ PACKAGES = (
     "api",
     "notebook",
     "cli",
+    "__main__",
     "distmagic",
 )
 

@@ -6,8 +6,14 @@ from distmagic.notebook import help_pages
 
 PAGES = {topic: help_pages.page(topic) for topic in help_pages.topics()}
 QUESTIONS = (
-    ("jump host with another key", "A jump host (bastion) with another key"),
-    ("bastion", "A jump host (bastion) with another key"),
+    (
+        "jump host with another key",
+        "A jump host (bastion, ProxyJump) with another or different key (identity file)",
+    ),
+    (
+        "bastion",
+        "A jump host (bastion, ProxyJump) with another or different key (identity file)",
+    ),
     ("module load", "Environment modules (module load)"),
     ("conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
     ("only some GPUs", "Use only some GPUs (restrict a run to GPUs 2 and 3)"),
@@ -33,11 +39,20 @@ QUESTIONS = (
     ("vs code", "VS Code (VSCode, Visual Studio Code), Cursor"),
     ("accelerate launch", "An accelerate script (accelerate launch)"),
     ("deepspeed", "A DeepSpeed script"),
-    ("security", "For a security review or audit, a company's policy: is it secure?"),
-    ("resume after preemption", "Checkpoint and resume after preemption"),
+    (
+        "security",
+        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+    ),
+    (
+        "resume after preemption",
+        "Checkpoint, and resume or continue after preemption (a spot instance that was preempted)",
+    ),
     ("tensorboard", "TensorBoard, Weights & Biases (wandb), MLflow"),
     ("wandb", "TensorBoard, Weights & Biases (wandb), MLflow"),
-    ("torch.profiler", "Profile with torch.profiler"),
+    (
+        "torch.profiler",
+        "Profile a training loop (torch.profiler): where does the time go?",
+    ),
     (
         "mixed CPU and GPU hosts",
         "Mixed hosts: some nodes have GPUs, others only CPUs",
@@ -60,14 +75,17 @@ QUESTIONS = (
     ),
     (
         "continue training from yesterday's checkpoint",
-        "Checkpoint and resume after preemption",
+        "Checkpoint, and resume or continue after preemption (a spot instance that was preempted)",
     ),
     ("which node is slow", "How fast hosts are together: which node or link is slow?"),
     ("install pytorch on all nodes", "Install the same packages on every host"),
     ("same random seed on all ranks", "The notebook is not a rank"),
     ("windows", "Windows"),
     ("mac", "A Mac (macOS, MacBook)"),
-    ("two users share a host", "Two users, or two notebooks, on the same host"),
+    (
+        "two users share a host",
+        "Two users or notebooks on the same host: people who share machines",
+    ),
     ("jupyterhub", "JupyterHub"),
     ("docker without sudo", "Docker or Podman containers, without sudo"),
     ("ipv6", "IPv6 addresses"),
@@ -117,7 +135,7 @@ QUESTIONS = (
     ),
     (
         "more than one notebook on the same hosts",
-        "Two users, or two notebooks, on the same host",
+        "Two users or notebooks on the same host: people who share machines",
     ),
     ("compare two runs", "Compare runs side by side"),
     ("api reference", "From a Python program: distmagic.run (API reference)"),
@@ -143,7 +161,7 @@ QUESTIONS = (
     ),
     (
         "corporate audit",
-        "For a security review or audit, a company's policy: is it secure?",
+        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
     ("TPU", "What distmagic does not do"),
     ("uninstall", "Remove everything from the hosts (uninstall)"),
@@ -163,12 +181,12 @@ QUESTIONS = (
     ("vscode", "VS Code (VSCode, Visual Studio Code), Cursor"),
     (
         "IT approve telemetry",
-        "For a security review or audit, a company's policy: is it secure?",
+        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
     ("one node has no GPU", "Mixed hosts: some nodes have GPUs, others only CPUs"),
     (
         "colleague uses the same GPUs",
-        "Two users, or two notebooks, on the same host",
+        "Two users or notebooks on the same host: people who share machines",
     ),
     (
         "ping another host",
@@ -187,11 +205,11 @@ QUESTIONS = (
     ("minGPT", "minGPT of PyTorch's examples"),
     (
         "DistributedSampler",
-        "From one process to many: DistributedSampler, learning rate, evaluation",
+        "From one process to many ranks: DistributedSampler, learning rate, evaluation",
     ),
     (
         "learning rate for more ranks",
-        "From one process to many: DistributedSampler, learning rate, evaluation",
+        "From one process to many ranks: DistributedSampler, learning rate, evaluation",
     ),
     (
         "four GPUs in one host or four hosts",
@@ -215,6 +233,45 @@ QUESTIONS = (
         "Before the first run: install SkyPilot, or set up a cluster on AWS or another cloud",
     ),
     ("CIFAR-10", "Learn it: the course, notebook by notebook"),
+    ("overhead", "How fast or slow is it: overhead"),
+    ("how slow is it", "How fast or slow is it: overhead"),
+    ("nan", "Loss is NaN: find the rank and the step"),
+    ("loss is nan", "Loss is NaN: find the rank and the step"),
+    (
+        "CPU RAM OOM killed",
+        "Out of memory (CUDA, or CPU RAM: killed by the OOM killer): find the rank",
+    ),
+    (
+        "killed by OOM killer",
+        "Out of memory (CUDA, or CPU RAM: killed by the OOM killer): find the rank",
+    ),
+    (
+        "use as a python script without jupyter",
+        "A terminal (command line): run a Python script without a notebook or Jupyter",
+    ),
+    (
+        "without a notebook",
+        "A terminal (command line): run a Python script without a notebook or Jupyter",
+    ),
+    ("how do I add another host to a running job", "Add another host to a running job"),
+    ("what is left on the hosts", "What is kept or left on a host"),
+    ("change learning rate while training", "Change the learning rate while training"),
+    (
+        "profile my training loop",
+        "Profile a training loop (torch.profiler): where does the time go?",
+    ),
+    (
+        "spot instance preempted continue",
+        "Checkpoint, and resume or continue after preemption (a spot instance that was preempted)",
+    ),
+    (
+        "two people share the same machines",
+        "Two users or notebooks on the same host: people who share machines",
+    ),
+    (
+        "what does it store or leave on the server",
+        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+    ),
 )
 
 

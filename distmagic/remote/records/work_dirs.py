@@ -83,6 +83,8 @@ _SETTLING_S = 20.0  # time between the mark of a job and the socket of its agent
 # The content of a mark: whether the files are complete.
 _COMING, _READY = "coming", "ready"
 _TOUCHED_S = 120.0  # agents touch their mark four times in that time
+_EMPTYING_S = 20.0  # time for another host to empty a directory
+_PAUSE_S = 0.05
 _NAMED_AT_MOST = 3
 _EXPIRE_S = 5.0
 _NAME_CHARS = 200
@@ -269,13 +271,26 @@ class _Directory:
         sync = FileSync(self.path, self.about)
         # A host that returns to its job finds the files that its ranks wrote.
         if work.is_fresh and self._read("fresh") != job:
-            sync.empty()
-            (self.about / "fresh").write_text(job)
+            self._empty(sync, job)
         self.path.mkdir(mode=0o700, exist_ok=True)
         places.touch([self.about])
         if not work.manifest:
             return []
         return sync.bring(work.manifest)
+
+    def _empty(self, sync: FileSync, job: str) -> None:
+        """Empty the directory, once for a job: of two hosts that share no locks, the second one waits for the first."""
+        claim = self.about / f"fresh.{job}"
+        try:
+            claim.open("x").close()
+        except FileExistsError:
+            until = time.monotonic() + _EMPTYING_S
+            while self._read("fresh") != job and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
+            return
+        sync.empty()
+        (self.about / "fresh").write_text(job)
+        claim.unlink()
 
     def used_s(self) -> float:
         """Return when it was last used. Raises OSError."""

@@ -16,6 +16,7 @@ from distmagic.payload.folder import contents_of
 from distmagic.payload.tree import packed
 from distmagic.remote.records import expiry, listing, places, work_dirs, work_sync
 from distmagic.remote.wire.protocol import WorkDir
+from tests.lab.waiting import HANG_S
 
 NAME = "train"
 
@@ -621,6 +622,41 @@ def test_two_jobs_of_hosts_whose_locks_are_their_own_do_not_share_a_directory(
     path = prepared(first, "first", is_over=False)
     assert [one.name for one in (path, *found)] == ["train", "train-2", "train"]
     assert (there(path), there(found[0])) == ({"a": "1"}, {"a": "2"})
+
+
+def test_hosts_whose_locks_are_their_own_empty_a_directory_once(
+    project, home, monkeypatch
+):
+    """The second one looks while the first one empties it: what the first one's ranks write then stays."""
+    monkeypatch.setattr(work_dirs.fcntl, "flock", lambda *_: None)
+    write(project, a="1")
+    work = replace(work_of(project, home), is_fresh=True)
+    empty, read = work_sync.FileSync.empty, work_dirs._Directory._read
+    is_written, has_looked, begun = threading.Event(), threading.Event(), []
+    second = threading.Thread(target=work_dirs.prepare, args=(work, "j", 1))
+
+    def look(self, name):
+        found = read(self, name)
+        if name == "fresh" and threading.current_thread() is second:
+            has_looked.set()
+        return found
+
+    def empty_slowly(self):
+        if threading.current_thread() is second:
+            assert is_written.wait(HANG_S)
+        else:
+            begun.append(second.start())
+            assert has_looked.wait(HANG_S)
+        empty(self)
+
+    monkeypatch.setattr(work_dirs._Directory, "_read", look)
+    monkeypatch.setattr(work_sync.FileSync, "empty", empty_slowly)
+    path = work_dirs.prepare(work, "j", 0).path
+    (path / "snapshot").write_text("of the first rank")
+    is_written.set()
+    second.join()
+    assert begun
+    assert there(path) == {"a": "1", "snapshot": "of the first rank"}
 
 
 def test_one_whose_files_do_not_come_uses_no_directory(project, home, monkeypatch):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-import distmagic
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import NoResult
 from distmagic.payload.pack import pack_whole
@@ -24,7 +23,6 @@ from distmagic.session.dry_run import start_commands
 from distmagic.session.session import Session
 from distmagic.state.model import RunState, WorkerState
 from tests.e2e import runner
-from tests.e2e.runner import as_value
 from tests.lab import HostSetup, Lab
 from tests.lab.pythons import required
 
@@ -344,14 +342,6 @@ def test_keyword_arguments_are_the_functions_own_whatever_their_names(warm_lab):
 
 
 # ---- hosts that are not the same before and after: these come last, as they end what is kept loaded
-
-
-def test_this_machine_without_ssh():
-    run = distmagic.run(
-        as_value(runner.all_reduce), hosts="localhost:2", screen=runner.Watch()
-    )
-    assert [run.results[rank]["rank"] for rank in run.results] == [0, 1]
-    assert {worker.host for worker in run.state.workers.values()} == {"localhost"}
 
 
 LEFT = """\

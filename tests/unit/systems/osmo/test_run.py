@@ -2,6 +2,7 @@
 
 import base64
 import os
+from functools import partial
 
 import pytest
 import yaml
@@ -118,7 +119,7 @@ def test_a_workflow_carries_the_call_the_bundle_and_one_message_for_all_tasks():
 
 
 def test_data_that_is_too_large_for_a_file_of_a_workflow_is_refused(golden):
-    data = os.urandom(2 << 20)
-    payload = pack_call(lambda: data, limit_bytes=1 << 30, labels={}, title="")
+    call = partial(len, os.urandom(2 << 20))
+    payload = pack_call(call, limit_bytes=1 << 30, labels={}, title="")
     with golden.raises(UsageError):
         workflows.workflow(osmo._job(request_of("--nodes 2"), payload, TERMS))

@@ -26,10 +26,10 @@ def submit(slurm: SlurmLab, folder: Path, *words: str) -> tuple[int, str]:
     return int(code), done.stderr + printed
 
 
-@pytest.mark.quick
 @pytest.mark.needs("slurm")
+@pytest.mark.parametrize("a_node", [pytest.param(1, marks=pytest.mark.quick), 2])
 def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
-    slurm, export
+    slurm, export, a_node
 ):
     variables = [
         word
@@ -39,18 +39,19 @@ def test_both_sbatch_files_run_as_they_are_and_hostile_values_reach_every_rank(
     key = """it's "$home" `id` \\ #c ü"""  # which Slurm keeps, in small letters
     setup = "export MY_SETUP='a  b' MY_KEY=\"$(squeue -h -j $SLURM_JOB_ID -o %w)\""
     folder = export(
-        slurm.lab, "slurm", "--nodes", "2", "--nproc-per-node", "2", "--cpus-per-task", "4",
+        slurm.lab, "slurm", "--nodes", "2", "--nproc-per-node", str(a_node), "--cpus-per-task", "4",
         "--slurm", f"wckey={key}", *variables, "--setup", setup, args=HOSTILE,
     )  # fmt: skip
     assert (folder / "environment.sh").stat().st_mode & 0o777 == 0o600
+    places = [(host, str(rank)) for host in ("dm2", "dm3") for rank in range(a_node)]
     for file in FILES:
         code, printed = submit(slurm, folder, file)
         assert code == 0, printed
         found = results(folder)
-        where = [(found[rank]["host"], found[rank]["local_rank"]) for rank in range(4)]
-        assert where == [("dm2", "0"), ("dm2", "1"), ("dm3", "0"), ("dm3", "1")], file
+        where = [(found[rank]["host"], found[rank]["local_rank"]) for rank in found]
+        assert where == places, file
         for one in found.values():
-            assert (one["total"], one["world"]) == (10, 4)
+            assert (one["total"], one["world"]) == (sum(found) + len(found), 2 * a_node)
             assert one["args"] == list(HOSTILE)
             assert one["variables"] == {**VARIABLES, "MY_SETUP": "a  b", "MY_KEY": key}
 

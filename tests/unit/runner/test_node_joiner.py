@@ -323,8 +323,9 @@ def test_a_lead_that_tells_of_what_can_not_be_is_not_believed(
 def test_a_host_with_another_python_comes_to_a_job_without_byte_code_only(payload):
     lead, link = Lead(begun(payload, A, B)[0]), FakeLink(C)
     link.python = (3, 99, 1)
-    with pytest.raises(PreflightError, match="hosts with that minor"):
+    with pytest.raises(PreflightError, match=r"--python gpu-c=") as refused:
         NodeJoiner("j-1", lead.open, lead.start, payload.blobs).admit(link, "a1")
+    assert refused.value.host == "gpu-c"
     assert (link.said, lead.links) == ([], [])
     joiner = NodeJoiner("j-1", lead.open, lead.start, payload.blobs, is_text=True)
     assert joiner.admit(link, "a1").call == lead.start.call

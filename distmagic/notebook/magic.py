@@ -106,6 +106,9 @@ class Magics:
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names = [request.output] if request.output else []
         if request.stay is not None:
+            if request.export is not None:
+                print(sanitize.lines(self._export_ranks(request, cell)))
+                return None
             return self._stay(request, cell, names)
         plan = self._read(cell, whole=request.whole or request.script)
         if request.export is not None:
@@ -293,17 +296,41 @@ class Magics:
         hosts = self.notebook.choose(request).hosts
         self._run_own(plan, request)
         # A kernel gives a cell that runs again its old file name.
-        labels = _labels(self.shell)
-        names = sorted(labels, key=lambda name: _number_in(labels[name]))
-        texts = {name: "".join(linecache.getlines(name)) for name in names}
         try:
-            text = cell_script.of_cell(plan, self.shell.user_ns, texts)
+            text = cell_script.of_cell(plan, self.shell.user_ns, self._texts())
             program = exporting.of_script(text, request)
         except cell_script.NoProgram as no_program:
             with closing(asker_of(self.shell)) as asker:
                 payload = self._pack(plan, request, asker)
             program = exporting.of_payload(payload, no_program.why, request)
         return exporting.write(program, "cell", request, hosts)
+
+    def _export_ranks(self, request: flags.Request, cell: str) -> str:
+        """Write a folder whose program is all cells of ranks that stay, and this one; return a message for the user."""
+        from distmagic.exports import cell_script
+        from distmagic.session import exporting
+
+        assert request.stay is not None
+        ranks = self.notebook.ranks.get(request.stay)
+        before = ranks.history if ranks is not None else []
+        text = "\n\n".join(one.rstrip() for one in [*before, cell])
+        plan = self._read(text, whole=True, stays=True)
+        hosts = self.notebook.choose(request).hosts
+        try:
+            text = cell_script.of_cell(plan, self.shell.user_ns, self._texts())
+        except cell_script.NoProgram as no_program:
+            raise UsageError(
+                f"The cells of {request.stay} are not one program: {no_program.why}.",
+                "Define what is missing in a cell of the ranks.",
+            ) from None
+        program = exporting.of_script(text, request)
+        return exporting.write(program, request.stay, request, hosts)
+
+    def _texts(self) -> dict[str, str]:
+        """Return the texts of all cells by their files' names, in the order of their numbers."""
+        labels = _labels(self.shell)
+        names = sorted(labels, key=lambda name: _number_in(labels[name]))
+        return {name: "".join(linecache.getlines(name)) for name in names}
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
         """Return the parsed cell. Raises `UsageError`."""

@@ -120,7 +120,7 @@ _OF_THE_CELL = (
         "the whole cell runs on ranks that stay for the next one, under this name",
         "NAME",
         read=variable_name,
-        not_with="export workflow",
+        not_with="workflow",
     ),
     Flag(
         "ranks",

@@ -26,7 +26,7 @@ from tests.builders.golden import COLLECTED, MESSAGES, Golden, read  # noqa: E40
 from tests.lab import HostSetup, Lab, isolate  # noqa: E402
 from tests.lab.slurm import SlurmLab  # noqa: E402
 from tests.system.components import in_ci, reason_without  # noqa: E402
-from tests.tiers import NAME, sort_into_tier  # noqa: E402
+from tests.tiers import NAME, sort_into_tier, takes_long  # noqa: E402
 
 # No test is timed: a busy machine would make a slow example a failure.
 settings.register_profile("distmagic", deadline=None)
@@ -79,8 +79,7 @@ def pytest_collection_modifyitems(
     for item in items:
         item.stash[NAME] = item.nodeid
         sort_into_tier(item)
-    # Those that take long come first: at the end, other workers would wait for them.
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    items.sort(key=lambda item: not takes_long(item))
 
 
 @pytest.hookimpl(wrapper=True)

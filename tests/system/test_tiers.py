@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import sort_into_tier
+from tests.tiers import sort_into_tier, takes_long
 
 
 class Item:
@@ -56,3 +56,15 @@ def test_one_worker_loads_torch_for_the_tests_that_fork_it():
     item = Item("tests/unit/test_a.py::test_b", fixtures=("tmp_path", "torch_forks"))
     sort_into_tier(item)
     assert [mark.args for mark in item.iter_markers("xdist_group")] == [("torch",)]
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (Item("tests/unit/test_a.py::test_b"), False),
+        (Item("tests/unit/test_a.py::test_b", pytest.mark.timeout(900)), True),
+        (Item("tests/unit/test_a.py::test_b", fixtures=("torch_forks",)), True),
+    ],
+)
+def test_what_takes_long_comes_first(item, expected):
+    assert takes_long(item) is expected

@@ -26,7 +26,16 @@ def sort_into_tier(item: pytest.Item) -> None:
     group = next((name for name in _STARTS_ONCE if name in needs), None)
     if is_cheap or item.get_closest_marker("together"):
         group = item.nodeid.partition("::")[0]
-    if not _LOADS_TORCH_ONCE.isdisjoint(getattr(item, "fixturenames", ())):
+    if _forks_torch(item):
         group = "torch"
     if group:
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether a test, or the piece that it is of, takes so long that it is to come first: at the end others would wait for it."""
+    return item.get_closest_marker("timeout") is not None or _forks_torch(item)
+
+
+def _forks_torch(item: pytest.Item) -> bool:
+    return not _LOADS_TORCH_ONCE.isdisjoint(getattr(item, "fixturenames", ()))

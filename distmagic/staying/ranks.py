@@ -233,11 +233,18 @@ class Ranks:
         return self._left(ended, is_cell=False)
 
     def holdings(self) -> list[str]:
-        """Return what the ranks have under the names that cells have assigned, and their GPU memory, as lines of text."""
+        """Return what the ranks have under the names that cells have assigned, and their GPU memory, as lines of text.
+
+        If another kernel has the ranks, the only line says so: it numbers their cells.
+        """
+        if self._control.is_taken:
+            return [f"another kernel has them; %distributed attach {self.name} takes them back"]  # fmt: skip
         name = f"{self.name}: names"
         code = _INVENTORY.format(names=sorted(self.theirs))
         cell = Cell(code, name, texts={name: code}, keeps=True)
         run = self._run_unseen(cell, self._targets(()), None)
+        if self.is_kept:
+            self.idle.end_cell()  # their hosts count from this cell on, too
         return holdings.lines(dict(run.results.items()))
 
     def debug(self, rank: int | None, screen: Screen) -> None:

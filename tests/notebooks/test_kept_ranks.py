@@ -56,6 +56,7 @@ def test_another_kernel_goes_on_with_ranks_that_were_kept(lab: Lab, tmp_path) ->
         assert f"rank 1: ({pids[1]}, [1, 2.0])" in text
         said = first.fail(SUM)
         assert "Another kernel has attached to the ranks of exp" in said
+        assert "another kernel has them" in first.run("%distributed stay")
         # The first one takes them back, and sees what was done.
         assert "2 cells>" in first.run("%distributed attach exp")
         assert f"({pids[0]}, [0, 2.0, 2.0])" in first.run(SUM)

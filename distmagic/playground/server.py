@@ -310,13 +310,17 @@ async def _obey(hosts: dict[str, PlayedHost], over: asyncio.Event) -> None:
     orders = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(orders)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    while line := await orders.readline():
-        verb, name = json.loads(line)
-        if verb:
-            await hosts[name].suffer(verb)
-        rows = [[name, one.state, len(one.processes())] for name, one in hosts.items()]
-        print(json.dumps(rows), flush=True)  # noqa: T201
-    over.set()
+    try:
+        while line := await orders.readline():
+            verb, name = json.loads(line)
+            if verb:
+                await hosts[name].suffer(verb)
+            rows = [
+                [name, one.state, len(one.processes())] for name, one in hosts.items()
+            ]
+            print(json.dumps(rows), flush=True)  # noqa: T201
+    finally:  # also when nobody reads an answer any more
+        over.set()
 
 
 def _watch(parent: int, over: asyncio.Event) -> None:

@@ -361,6 +361,8 @@ def test_a_playground_that_does_not_answer_is_told(played, monkeypatch):
             played.order()
     finally:
         os.kill(played._server.pid, signal.SIGCONT)
+    played.stop()
+    assert played._server.returncode == 0, "nobody reads its answer, and it ends"
 
 
 def test_a_playground_that_has_ended_takes_no_order(tmp_path, golden):

@@ -65,7 +65,6 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/records/work_sync.py",
-    "distmagic/remote/values/decorated.py",
     "distmagic/remote/system/hardware.py",
 )
 # Bars of tqdm for chats and windows, whose packages a host without tqdm hardly has.

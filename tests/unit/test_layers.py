@@ -93,8 +93,8 @@ FOREIGN = {
 PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
-_DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.pickling | a result changes the notebook's own classes
-_DYNAMIC_CLASS_TRACKER_BY_ID | cloudpickle/cloudpickle.py | remote.values.pickling | no class of a cell can be sent
+_DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.classes | a result changes the notebook's own classes
+_DYNAMIC_CLASS_TRACKER_BY_ID | cloudpickle/cloudpickle.py | remote.values.classes | no class of a cell can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
 _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
@@ -107,7 +107,7 @@ _dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | th
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
-_class_setstate | cloudpickle/cloudpickle.py | remote.values.pickling | a result changes the notebook's own classes
+_class_setstate | cloudpickle/cloudpickle.py | remote.values.classes | a result changes the notebook's own classes
 _current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
 _get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
@@ -119,8 +119,8 @@ _inst | random.py | remote.values.cell_objects | functions imported from random 
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
 _is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
-_make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.pickling | a class gets an empty double in registries
-_make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.pickling | members of enumerations lose their attributes
+_make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.classes | a class gets an empty double in registries
+_make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.classes | members of enumerations lose their attributes
 _monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
 _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
@@ -137,7 +137,7 @@ _settings | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.
 _shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end
 _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.engine | rounds of an elastic job are numbered 0
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
-_torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.decorated remote.values.unpicklable | compiled functions of a cell can't be sent
+_torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.cell_objects remote.values.unpicklable | compiled functions of a cell can't be sent
 _untyped_storage | torch/storage.py | remote.values.pickling | no TypedStorage can be sent
 _world | torch/distributed/distributed_c10d.py | remote.rank.calls remote.training.groups | groups are noted as used, and none is kept
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed

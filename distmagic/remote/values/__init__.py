@@ -7,8 +7,8 @@ Read in this order:
     parcel        one value in one file: `dump` and `load`
     pickling      the pickler and the unpickler, and how they differ from Python's
     source_form   functions and classes as source, for another Python version
-    cell_objects  objects that a cell defines and that pickle only refers to by name
-    decorated     objects made by a decorator that can't be pickled, such as Triton's kernels
+    classes       what cloudpickle leaves out of classes, and classes that stay as they are
+    cell_objects  objects that a cell defines and that pickle can't write, or only by name
     by_name       names of the notebook that a call uses without naming them in its code
     storages      the bytes of tensors that are sent
     side_files    large values in separate files, which are sent again only if they change

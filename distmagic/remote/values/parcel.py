@@ -30,13 +30,8 @@ from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
-from distmagic.remote.values.pickling import (
-    Loader,
-    Packer,
-    Refuse,
-    Seen,
-    known_classes,
-)
+from distmagic.remote.values.classes import known_classes
+from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
 from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader

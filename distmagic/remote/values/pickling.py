@@ -6,11 +6,10 @@ It uses cloudpickle, with these exceptions:
 - functions of `__main__` get the globals of the loading `__main__`, and the names that it defines are included in a
   table;
 - a DistributedDataParallel module becomes the module in it;
-- objects that a cell defines and that pickle only refers to by name are rebuilt (see cell_objects.py);
-- an object with a lock that a decorator made is pickled by name, or as source (see decorated.py);
-- classes keep their slots, and members of enumerations their attributes;
+- objects that a cell defines and that pickle only refers to by name are rebuilt, and an object with a lock that a
+  decorator made is pickled by name, or as source (see cell_objects.py);
+- classes keep all their attributes, and a loaded result leaves the notebook's own unchanged (see classes.py);
 - weak references keep alive what they refer to;
-- a loaded result leaves the notebook's own classes unchanged;
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
 - for another minor version of Python, code becomes source (see source_form.py); all other code keeps its file name,
   by which tracebacks and `inspect` find its lines;
@@ -34,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distmagic.remote.values import by_name, cell_objects, decorated
+from distmagic.remote.values import by_name, cell_objects, classes
 from distmagic.remote.values.side_files import SideFile
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
@@ -155,11 +154,11 @@ class Packer:
             return self._reduce_code(obj)
         if isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
-        function = decorated.function_in(obj)
+        function = cell_objects.function_in(obj)
         if function is not None:
             self._seen.codes.append(function.__code__)
             self._note_global(function)
-            made = decorated.reduced(obj, function, _MAIN)
+            made = cell_objects.reduced_decorated(obj, function, _MAIN)
             if made is not NotImplemented:
                 return made
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -339,46 +338,15 @@ def _pickler_class() -> Any:
             plain = super().reducer_override(obj)
             if self._packer.is_aside and type(obj) is types.FunctionType:
                 plain = by_name.without_objects(plain)
+            is_by_value = isinstance(obj, type) and plain is not NotImplemented
+            if is_by_value:
+                classes.add_left_out(obj, plain)
             source = self._packer.source
             if source is not None:
                 plain = source.reduced(obj, plain)
-            if isinstance(obj, type) and plain is not NotImplemented:
-                return _whole_class(obj, plain)
-            return plain
+            return classes.whole_enum(obj, plain) if is_by_value else plain
 
     return Pickler
-
-
-def _whole_class(cls: Any, plain: Any) -> Any:
-    """Add what cloudpickle leaves out of a class: slots; of an enumeration, second names and attributes of members.
-
-    Without slots, objects of the class have a `__dict__`, which the notebook's objects lack.
-    """
-    make = plain[0].__name__
-    if make == "_make_skeleton_class" and vars(cls).get("__slots__"):
-        plain[1][3]["__slots__"] = cls.__slots__
-    return _whole_enum(cls, plain) if make == "_make_skeleton_enum" else plain
-
-
-def _whole_enum(cls: Any, plain: Any) -> Any:
-    function, args, state, *_, fill = plain
-    own = {}
-    args[3].clear()
-    for alias, member in cls.__members__.items():
-        args[3][alias] = member.value
-        state[0].pop(alias, None)
-        for name, value in vars(member).items():
-            if not name.startswith("_") or not name.endswith("_"):
-                own[alias, name] = value
-    return function, args, (fill, state, own), None, None, _fill_enum
-
-
-def _fill_enum(cls: Any, state: Any) -> None:
-    """Give an enumeration its attributes, and its members those that an `__init__` or `__new__` has set."""
-    fill, kept, own = state
-    fill(cls, kept)
-    for (member, name), value in own.items():
-        vars(cls[member])[name] = value
 
 
 # Called by the pickle to build objects. `Loader.find_class` replaces them by its own.
@@ -465,34 +433,4 @@ class Loader(pickle.Unpickler):
         if module == __name__ and name in self._own:
             return self._own[name]
         found = super().find_class(module, name)
-        # A partial does not refer to this object, see above.
-        if name in _FILLING:
-            return functools.partial(_fill, found, self._kept)
-        return functools.partial(_made, found) if name in _MAKING else found
-
-
-_MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
-_FILLING = ("_class_setstate", "_fill_enum")
-
-
-def _made(make: Callable[..., Any], *args: Any) -> Any:
-    """Return the class that has this tracker id, or make it.
-
-    cloudpickle makes a second one and drops it. But an `__init_subclass__` would put it into a registry.
-    """
-    trackers: Any = sys.modules["cloudpickle.cloudpickle"]
-    known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])  # noqa: SLF001
-    return make(*args) if known is None else known
-
-
-def _fill(
-    fill: Callable[..., Any], kept: frozenset[type], cls: type, state: object
-) -> Any:
-    """Give a class the attributes of its pickled copy, unless it is to stay as it is."""
-    return cls if cls in kept else fill(cls, state)
-
-
-def known_classes() -> frozenset[type]:
-    """Return the classes that this process has pickled or loaded by value."""
-    module = sys.modules.get("cloudpickle.cloudpickle")
-    return frozenset(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
+        return classes.when_loaded(name, found, self._kept)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distmagic.remote.values import decorated
-from distmagic.remote.values.cell_objects import LruCached
+from distmagic.remote.values.cell_objects import LruCached, function_in
 
 MAX_TRIALS = 5_000  # limit of parts that are tried; then the part found so far is used
 _ATOMS = (
@@ -331,7 +330,7 @@ def _kind(value: object) -> str | None:
         return _kind(value.__self__)
     if isinstance(value, type):
         return None
-    if (function := decorated.function_in(value)) is not None:
+    if (function := function_in(value)) is not None:
         return f"a {type(value).__qualname__} of the function {function.__qualname__}"
     for cls in type(value).__mro__:
         full = f"{cls.__module__}.{cls.__qualname__.removeprefix(cls.__module__ + '.')}"

@@ -9,6 +9,7 @@ import linecache
 import re
 import socket
 import sys
+import textwrap
 import threading
 import types
 import warnings
@@ -203,6 +204,115 @@ def test_children_of_a_whole_cell_find_its_definitions(tmp_path):
     )
     payload = pack.pack_whole(source, filename=CELL, labels={}, limit_bytes=LIMIT)
     assert on_a_rank(payload, tmp_path) == "[2, 42]"
+
+
+# Classes with an attribute that is the same object as a base's, though another base comes first; and what to look at.
+OWN_ATTRIBUTES = {
+    "of the second base": (
+        """
+        class Grand:
+            flag = True
+            def forward(self): return "grand"
+        class Parent(Grand): pass
+        class Mixin:
+            flag = False
+            def forward(self): return "mixin"
+        class Own(Parent, Mixin):
+            flag = False
+            forward = Mixin.forward
+        """,
+        "Own.flag, Own().forward()",
+    ),
+    "of the only base, which changes later": (
+        """
+        class Base:
+            lr = 1
+        class Own(Base):
+            lr = 1
+        """,
+        "setattr(Base, 'lr', 2), Own.lr",
+    ),
+    "of a module of torch": (
+        """
+        import torch
+        class Base(torch.nn.Module):
+            def forward(self, x): return "base"
+        class Trunk(Base): pass
+        class Head:
+            def forward(self, x): return "head"
+        class Own(Trunk, Head):
+            forward = Head.forward
+        """,
+        "Own()(1)",
+    ),
+    "of a dataclass": (
+        """
+        from dataclasses import dataclass
+        @dataclass
+        class Grand:
+            eval: bool = True
+        @dataclass
+        class Parent(Grand):
+            lr: float = 1.0
+        @dataclass
+        class Mixin:
+            eval: bool = False
+        @dataclass
+        class Own(Parent, Mixin):
+            eval: bool = False
+        """,
+        "Own().eval, Own.eval",
+    ),
+    "of an enumeration": (
+        """
+        import enum
+        class Words:
+            def words(self): return "words"
+        class Base(Words, enum.Enum):
+            def words(self): return "base"
+        class Own(Base):
+            words = Base.words
+            A = 1
+        class Text(str, enum.Enum):
+            TRAIN = "train"
+            __str__ = str.__str__
+        class Level(enum.IntFlag):
+            LOW = 1
+            HIGH = 2
+        """,
+        "Own.A.words(), str(Text.TRAIN), Level.LOW | Level.HIGH, Text('train') is Text.TRAIN",
+    ),
+    "with slots, an abstract class and a protocol": (
+        """
+        import abc, typing
+        class Empty:
+            __slots__ = ()
+        class Shape(abc.ABC):
+            __slots__ = ()
+            @abc.abstractmethod
+            def area(self): ...
+        class Own(Empty, Shape):
+            __slots__ = ("x",)
+            def area(self): return 3
+        class HasArea(typing.Protocol):
+            def area(self): ...
+        class HasName(HasArea, typing.Protocol):
+            name: str
+        class Row(typing.NamedTuple):
+            a: int = 3
+        class Sized(Row):
+            __slots__ = ()
+        """,
+        "Row()._replace(a=5), Sized(), Own().area(), hasattr(Own(), '__dict__'), HasName._is_protocol, HasName.__doc__",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_ATTRIBUTES)
+def test_a_class_keeps_attributes_that_are_also_those_of_a_base(name, tmp_path):
+    source, look = OWN_ATTRIBUTES[name]
+    thunk = cell(f"{textwrap.dedent(source)}\n{look}")
+    assert on_a_rank(packed(thunk), tmp_path) == str(thunk())
 
 
 # ---- local modules

@@ -1,0 +1,103 @@
+"""Classes that travel by value: adds what cloudpickle leaves out of them, and keeps the classes that a process has.
+
+A result's copy of a class has other globals and a rank's values, so the notebook's own class stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
+_FILLING = ("_class_setstate", "_fill_enum")
+# Attributes that each new class gets anyway.
+_MADE = ("__module__", "__annotate_func__")
+
+
+def add_left_out(cls: Any, plain: Any) -> None:
+    """Add what cloudpickle leaves out: slots, and attributes that are the same object as that of a base.
+
+    Without slots, objects of the class have a `__dict__`, which the notebook's objects lack. Without the attributes,
+    `forward = Mixin.forward` in `class Net(Base, Mixin)` is lost, and `Net.forward` is that of `Base`. `plain` is
+    cloudpickle's way to pickle the class.
+    """
+    make = plain[0].__name__
+    if make not in _MAKING:
+        return
+    is_enum = make == "_make_skeleton_enum"
+    # A named tuple has empty ones, and refuses to be given any.
+    if not is_enum and "__slots__" in vars(cls) and not issubclass(cls, tuple):
+        plain[1][3]["__slots__"] = cls.__slots__
+    attributes = plain[2][0]
+    for name, value in vars(cls).items():
+        is_of_base = any(
+            name in vars(base) and vars(base)[name] is value for base in cls.__bases__
+        )
+        is_made = name in _MADE or (is_enum and _is_of_enum(name, value))
+        if is_of_base and not is_made:
+            attributes[name] = value
+
+
+def _is_of_enum(name: str, value: object) -> bool:
+    """Whether Python's own `enum` gives this attribute to each enumeration."""
+    is_sunder = name.startswith("_") and not name.startswith("__")
+    return is_sunder or getattr(value, "__module__", None) == "enum"
+
+
+def whole_enum(cls: Any, plain: Any) -> Any:
+    """Return how to pickle an enumeration with its second names and attributes of members; any other class as before."""
+    if plain[0].__name__ != "_make_skeleton_enum":
+        return plain
+    function, args, state, *_, fill = plain
+    own = {}
+    args[3].clear()
+    for alias, member in cls.__members__.items():
+        args[3][alias] = member.value
+        state[0].pop(alias, None)
+        for name, value in vars(member).items():
+            if not name.startswith("_") or not name.endswith("_"):
+                own[alias, name] = value
+    return function, args, (fill, state, own), None, None, _fill_enum
+
+
+def _fill_enum(cls: Any, state: Any) -> None:
+    """Give an enumeration its attributes, and its members those that an `__init__` or `__new__` has set."""
+    fill, kept, own = state
+    fill(cls, kept)
+    for (member, name), value in own.items():
+        vars(cls[member])[name] = value
+
+
+# ---- when it is loaded
+
+
+def when_loaded(name: str, found: Any, kept: frozenset[type]) -> Any:
+    """Return the function to call in place of `found`, which a pickle names; the classes `kept` stay as they are."""
+    if name in _FILLING:
+        return functools.partial(_fill, found, kept)
+    return functools.partial(_made, found) if name in _MAKING else found
+
+
+def _made(make: Callable[..., Any], *args: Any) -> Any:
+    """Return the class that has this tracker id, or make it.
+
+    cloudpickle makes a second one and drops it. But an `__init_subclass__` would put it into a registry.
+    """
+    trackers: Any = sys.modules["cloudpickle.cloudpickle"]
+    known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])  # noqa: SLF001
+    return make(*args) if known is None else known
+
+
+def _fill(
+    fill: Callable[..., Any], kept: frozenset[type], cls: type, state: object
+) -> Any:
+    """Give a class the attributes of its pickled copy, unless it is to stay as it is."""
+    return cls if cls in kept else fill(cls, state)
+
+
+def known_classes() -> frozenset[type]:
+    """Return the classes that this process has pickled or loaded by value."""
+    module = sys.modules.get("cloudpickle.cloudpickle")
+    return frozenset(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))

@@ -8,6 +8,7 @@ It uses cloudpickle, with these exceptions:
 - a DistributedDataParallel module becomes the module in it;
 - objects that a cell defines and that pickle only refers to by name are rebuilt, and an object with a lock that a
   decorator made is pickled by name, or as source (see cell_objects.py);
+- functions that share a variable of a function around them still share it;
 - classes keep all their attributes, and a loaded result leaves the notebook's own unchanged (see classes.py);
 - weak references keep alive what they refer to;
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
@@ -330,12 +331,16 @@ def _pickler_class() -> Any:
         ) -> None:
             super().__init__(sink, protocol=5, buffer_callback=keep)
             self._packer = packer
+            # {id of a function's cell: the cell, and the empty one from which it is made when it is loaded}
+            self._cells: dict[int, tuple[types.CellType, types.CellType]] = {}
 
         def reducer_override(self, obj: Any) -> Any:
             reduced = self._packer.reduce(obj)
             if reduced is not NotImplemented:
                 return reduced
             plain = super().reducer_override(obj)
+            if type(obj) is types.FunctionType and plain is not NotImplemented:
+                plain = self._with_shared_cells(obj, plain)
             if self._packer.is_aside and type(obj) is types.FunctionType:
                 plain = by_name.without_objects(plain)
             is_by_value = isinstance(obj, type) and plain is not NotImplemented
@@ -345,6 +350,17 @@ def _pickler_class() -> Any:
             if source is not None:
                 plain = source.reduced(obj, plain)
             return classes.whole_enum(obj, plain) if is_by_value else plain
+
+        def _with_shared_cells(self, function: types.FunctionType, plain: Any) -> Any:
+            """Make functions that share a variable share it again. cloudpickle gives each function cells of its own."""
+            make, (*args, closure), *rest = plain
+            if closure is None:
+                return plain
+            closure = tuple(
+                self._cells.setdefault(id(cell), (cell, types.CellType()))[1]
+                for cell in function.__closure__ or ()
+            )
+            return make, (*args, closure), *rest
 
     return Pickler
 

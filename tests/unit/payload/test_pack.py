@@ -315,6 +315,87 @@ def test_a_class_keeps_attributes_that_are_also_those_of_a_base(name, tmp_path):
     assert on_a_rank(packed(thunk), tmp_path) == str(thunk())
 
 
+# Functions that share variables of a function around them, and a call that counts by them.
+SHARED_VARIABLES = {
+    "two functions": (
+        """
+        def meter():
+            total, count = 0.0, 0
+            def add(x):
+                nonlocal total, count
+                total, count = total + x, count + 1
+            def mean(): return total / max(count, 1)
+            return add, mean
+        add, mean = meter()
+        other_add, other_mean = meter()
+        """,
+        "add(4.0), add(2.0), other_add(1.0), mean(), other_mean()",
+    ),
+    "an attribute of a wrapper": (
+        """
+        import functools
+        def counted(function):
+            n = 0
+            @functools.wraps(function)
+            def wrapper(*args):
+                nonlocal n
+                n += 1
+                return function(*args), n
+            def reset():
+                nonlocal n
+                n = 0
+            wrapper.reset = reset
+            return wrapper
+        @counted
+        def step(x): return x
+        """,
+        "step(1), step(2), step.reset(), step(3)",
+    ),
+    "methods of a class": (
+        """
+        def meter():
+            total = 0.0
+            class Meter:
+                def __init__(self): super().__init__()
+                def add(self, x):
+                    nonlocal total
+                    total += x
+                def sum(self): return total, type(self) is __class__
+            return Meter()
+        meter = meter()
+        """,
+        "meter.add(4.0), meter.add(2.0), meter.sum()",
+    ),
+    "a function that calls itself, and one that is set later": (
+        """
+        def make():
+            def count(n): return 0 if n == 0 else 1 + count(n - 1)
+            def call(): return later()
+            def replace():
+                nonlocal count, later
+                old, count = count, lambda n: 100
+                later = lambda: 5
+                return old
+            return count, call, replace
+            later = None
+        count, call, replace = make()
+        """,
+        "count(3), replace()(3), call()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("in_source", [False, True])
+@pytest.mark.parametrize("name", SHARED_VARIABLES)
+def test_functions_share_the_variables_that_they_share_here(name, in_source, tmp_path):
+    source, look = SHARED_VARIABLES[name]
+    source = textwrap.dedent(source)
+    payload = packed(cell(f"{source}\n{look}"))
+    if in_source:
+        payload = payload.in_source(pack.OtherPython(host="there", version=(3, 10)))
+    assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
+
+
 # ---- local modules
 
 

@@ -340,6 +340,17 @@ def test_a_result_leaves_the_notebooks_classes_as_they_are(tmp_path):
     assert (type(back), net.peek, net.lr, back.peek()) == (net, peek, 0.5, 2)
 
 
+def test_functions_of_a_result_share_their_variables(tmp_path):
+    names = cell(
+        "def make():\n    n = 0\n    def inc():\n        nonlocal n\n        n += 1\n    return inc, lambda: n\n"
+        "pair = make()"
+    )
+    names["pair"][0]()
+    inc, get = through(names["pair"], tmp_path)
+    inc()
+    assert (get(), names["pair"][1]()) == (2, 1)
+
+
 def test_a_result_adds_nothing_to_a_registry_of_the_notebook(tmp_path):
     names = cell(
         "found = []\nclass Base:\n    def __init_subclass__(cls):\n        found.append(cls)\n"

@@ -101,7 +101,7 @@ def _open(state: RunState) -> list[OutputLine]:
     for (rank, node_rank, stream), text in last_first[-_MAX_OPEN:]:
         host = state.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        visible = text.rpartition("\r")[2]
+        visible = text.rstrip("\r").rpartition("\r")[2]
         line = OutputLine(rank=rank, label=label, stream=stream, text=visible)
         if visible.strip() and is_shown(state, line):
             found.append(line)

@@ -796,6 +796,16 @@ def test_torchrun_is_heard_where_nobody_else_explains(more, code, is_shown):
     assert f"last {1 + is_shown} of {1 + is_shown} lines" in render.text(state)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("step 5\r", "step 5"), ("a\rb", "b"), ("a\rb\r\r", "b"), ("a\r  \r", "")],
+)
+def test_a_line_that_a_carriage_return_ends_is_shown_until_the_next_one(text, shown):
+    state = run([worker(0)], open_lines={(0, 0, "stdout"): text})
+    words = Page(render.open_lines(state)).text.partition("] ")[2].strip()
+    assert words == shown
+
+
 HOSTILE = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=40),
     st.sampled_from(["<script>alert(1)</script>", "</pre></div>", "' onload=x", '" onclick="x', "&lt;", "\x1b[31", "\x1b]0;t",

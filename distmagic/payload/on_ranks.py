@@ -8,12 +8,13 @@ imports it before it sets any variable, except torchrun's, which no preloaded pa
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MappingProxyType
 
 from distmagic.payload.local_modules import (
     MAX_FILES,
@@ -33,6 +34,9 @@ _WORDS = re.compile(
 _UNKNOWN = ""  # the name of an import that can't be determined
 _IMPORTERS = ("import_module", "__import__")
 _MORE_SETTERS = ("load_dotenv", "dotenv.load_dotenv", "os.unsetenv", "unsetenv")
+# Attributes of `os.environ` that set nothing by themselves; calls of the last four are looked at.
+_METHODS = ("get", "copy", "keys", "values", "items", "setdefault", "pop", "update", "clear")  # fmt: skip
+_COPIES = ("dict", "list", "tuple", "set", "sorted", "len", "print", "str", "repr")
 _STARTERS = ("spawn", "start_processes")
 _STRATEGY = re.compile("ddp_(notebook|spawn|fork)")  # of Lightning
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -103,11 +107,15 @@ class _Order:
 
 
 def look(
-    texts: Iterable[Text], imported: Iterable[str] = (), first: Iterable[str] = ()
+    texts: Iterable[Text],
+    imported: Iterable[str] = (),
+    first: Iterable[str] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> OnRanks:
     """Examine the texts of a program. Invalid Python is ignored.
 
-    `imported` are other names that the program imports, `first` those imported before any of it runs.
+    `imported` are other names that the program imports, `first` those imported before any of it runs. `names` are those
+    that `other_names` has found.
     """
     notice = ""
     order = _Order()
@@ -120,12 +128,13 @@ def look(
     for number, (label, text, lines) in enumerate(texts):
         if lines is None:
             imports.update(imports_of_text(text))
-        if not has_words:
+        if not has_words and not names:
             continue
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
+        _undo_renaming(tree, names)
         waiting: list[tuple[ast.AST, bool]] = [(tree, lines is not None)]
         while waiting:
             node, is_in_function = waiting.pop()
@@ -137,6 +146,33 @@ def look(
             waiting += [(child, is_inner) for child in ast.iter_child_nodes(node)]
     loaded = order.may_be_loaded(first)
     return OnRanks(may_be_loaded=loaded, notice=notice, imports=frozenset(imports))
+
+
+def other_names(namespace: Mapping[str, object]) -> dict[str, str]:
+    """Return the names by which a notebook has `os` and `os.environ`, other than these two."""
+    found = {}
+    for name, value in namespace.items():
+        if value is os and name != "os":
+            found[name] = "os"
+        if value is os.environ and name != "environ":
+            found[name] = "environ"
+    return found
+
+
+def _undo_renaming(tree: ast.Module, names: Mapping[str, str]) -> None:
+    """Write `os` and `environ` where a text has these `names` for them, or imports them `as` something else."""
+    found = dict(names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", "os")
+            for alias in node.names:
+                is_of_os = module == "os" and alias.name in ("os", "environ", "putenv")
+                if is_of_os and alias.asname is not None:
+                    found[alias.asname] = alias.name
+    if found:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                node.id = found.get(node.id, node.id)
 
 
 def _started_by(node: ast.AST, label: str) -> str:
@@ -201,12 +237,30 @@ def of_program(start: Path, folder: Path) -> Iterator[Text]:
 
 
 def _sets_variable(node: ast.AST) -> bool:
-    # Under another name, `os.environ` may be changed unnoticed.
-    if isinstance(node, ast.Assign):
-        return dotted(node.value) in ENVIRON
     if isinstance(node, ast.Call) and dotted(node.func) in _MORE_SETTERS:
+        return True
+    names = [dotted(child) for child in ast.iter_child_nodes(node)]
+    if not _only_reads(node) and any(name in ENVIRON for name in names):
         return True
     return any(
         kind == "variable" and name not in TORCHRUN_VARIABLES
         for kind, name in acts(node)
     )
+
+
+def _only_reads(node: ast.AST) -> bool:
+    """Whether `os.environ` directly in this node is only read, or `acts` finds what it sets.
+
+    Anything else may change it under another name: `env = os.environ`, `patch.dict(os.environ, ...)`.
+    """
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in _COPIES
+    if isinstance(node, ast.Attribute):
+        return node.attr in _METHODS
+    if isinstance(node, ast.keyword):
+        return node.arg is None  # `**os.environ`
+    reading = (
+        *(ast.Subscript, ast.Compare, ast.Dict, ast.BinOp, ast.Expr),
+        *(ast.For, ast.comprehension, ast.FormattedValue),
+    )
+    return isinstance(node, reading)

@@ -132,7 +132,12 @@ def pack_call(
         modules.update(local_modules.imports_of_code(code_object))
     found = local_modules.found(modules)
     own = on_ranks.of_codes(codes, texts, labels)
-    shown = on_ranks.look([*own, *on_ranks.of_modules(found)], modules, captured)
+    shown = on_ranks.look(
+        [*own, *on_ranks.of_modules(found)],
+        modules,
+        captured,
+        on_ranks.other_names(names),
+    )
     used = ["logging", "warnings", *(module.name for module in found), *modules]
     again = partial(
         pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title

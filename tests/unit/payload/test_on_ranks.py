@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import os
 import warnings
 import zipfile
 
@@ -26,6 +27,17 @@ SETS = {
     "unsetenv": 'os.unsetenv("HF_HOME")',
     "from os import environ": 'environ["HF_HOME"] = "/x"',
     "another name for it": "env = os.environ",
+    "another name with a type": "env: dict = os.environ",
+    "another name in an expression": '(env := os.environ)["HF_HOME"] = "/x"',
+    "another name in a loop": 'for env in [os.environ]: env["HF_HOME"] = "/x"',
+    "import os as": 'import os as o\no.environ["HF_HOME"] = "/x"',
+    "import environ as": 'from os import environ as E\nE["HF_HOME"] = "/x"',
+    "import putenv as": 'from os import putenv as put\nput("HF_HOME", "/x")',
+    "patch.dict": 'with patch.dict(os.environ, {"HF_HOME": "/x"}): pass',
+    "dict.update": 'dict.update(os.environ, HF_HOME="/x")',
+    "an argument": "setup(os.environ)",
+    "a named argument": "setup(env=os.environ)",
+    "__setitem__": 'os.environ.__setitem__("HF_HOME", "/x")',
     "a file of variables": "load_dotenv()",
     "in a function": 'def f():\n    os.environ["HF_HOME"] = "/x"',
     "%env": "get_ipython().run_line_magic('env', 'HF_HOME=/x')",
@@ -35,6 +47,13 @@ SETS_NOT = {
     "get": 'x = os.environ.get("HF_HOME")',
     "in": 'x = "HF_HOME" in os.environ',
     "a copy": "env = dict(os.environ, HF_HOME='/x')",
+    "a copy in a dict": "env = {**os.environ, 'HF_HOME': '/x'}",
+    "copy": "env = os.environ.copy()",
+    "copies as arguments": "run(env=dict(os.environ), **os.environ)",
+    "its names": "x = [name for name in os.environ]\nfor name in os.environ: pass",
+    "its items": "x = sorted(os.environ.items()), len(os.environ)",
+    "under another name": 'import os as o\nx = o.environ["HF_HOME"]',
+    "torchrun's own by a method": 'os.environ.setdefault("MASTER_ADDR", "localhost")',
     "for torchrun's own": 'os.environ["MASTER_ADDR"] = "localhost"',
     "in words": '"""os.environ is not set here"""',
     "no Python": "os.environ[ = 1",
@@ -76,6 +95,15 @@ EARLY: dict[str, list[str]] = {
     "after the function": [f"{IN_FUNCTION}\nimport lib\nf()"],
     "in another text": ["import lib\nlib.f()", IN_FUNCTION],
 }
+
+
+@pytest.mark.parametrize(("name", "value"), [("E", os.environ), ("o.environ", os)])
+def test_a_cell_sets_a_variable_by_a_name_that_another_has_imported(name, value):
+    text = f'{name}["HF_HOME"] = "/x"\nimport lib'
+    names = on_ranks.other_names({"os": os, name.partition(".")[0]: value})
+    for given, loaded in ((names, frozenset()), ({}, None)):
+        found = on_ranks.look([("Cell In[2]", text, None)], names=given)
+        assert found.may_be_loaded == loaded
 
 
 @pytest.mark.parametrize("name", LATE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import linecache
 import logging
 import re
 import sys
@@ -23,6 +24,9 @@ from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
 _CURE_OF_LIBRARIES = (
     "Ranks import libraries themselves: do it inside the function, too."
+)
+_CURE_OF_KEPT = (
+    "Ranks import modules themselves: inside the function, do it to {}, too."
 )
 _CURE_OF_VARIABLES = "Ranks get variables by --env NAME=VALUE."
 _NAMED_AT_MOST = 4
@@ -44,6 +48,17 @@ _SEEDS = {
 _CHANGES = re.compile(
     r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture|define|impl)"
 )
+# The same for a call whose result is kept: `before = torch.set_num_threads(3)`, but not `x = torch.add(x, 1)`.
+_CHANGES_AND_RETURNS = re.compile(
+    "(set|register|unregister|use|enable|disable)_|seterr"
+)
+# Methods that change an object, and those of them whose result is kept.
+_OF_OBJECTS = re.compile(
+    "(update|setdefault|append|extend|insert|pop|remove|clear|merge)(_|$)"
+)
+_OF_OBJECTS_AND_RETURNS = re.compile("(setdefault|pop)$")
+_UNCHANGEABLE = (str, bytes, int, float, complex, tuple, frozenset, type(None))
+_FUNCTIONS = type | FunctionType | BuiltinFunctionType | MethodType
 _NOT_OF_A_LIBRARY = (
     "__main__",
     "builtins",
@@ -72,7 +87,7 @@ class LocalEffect:
     """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
 
     `lines` are those of the whole statement, empty for a library's change. `name` is that of an environment variable,
-    or of the library, "" if none.
+    or of the library, "" if none. `kept` is the import name of an object that a module keeps: ranks get a copy of it.
     """
 
     kind: Kind
@@ -80,6 +95,19 @@ class LocalEffect:
     lines: range = range(0)
     words: str
     name: str = ""
+    kept: str = ""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A target or a call by which a library may be changed, and a description of the change.
+
+    `of_object`: only if the target is an object, not a module, class or function.
+    """
+
+    target: ast.expr
+    does: str
+    of_object: bool = False
 
 
 def local_effects(
@@ -122,25 +150,27 @@ def library_changes(
             is_seed = one.kind == "seed" and not any(map(_draws, later))
             if is_seed or one.kind == "variable":
                 yield replace(one, words=f"{label}, {one.words}")
-    for target, does in changed:
-        library = _library(target, namespace)
+    for change in changed:
+        library, kept = _library(change, namespace)
         if library and library not in _NOT_OF_A_LIBRARY:
-            lineno = target.lineno
+            lineno = change.target.lineno
             where = f"{label}, line {lineno}" if label else f"line {lineno}"
+            there = "not on the ranks"
+            if kept:
+                there = f"which leaves the ranks' {kept} as it is"
             yield LocalEffect(
                 kind="library",
                 lineno=lineno,
-                words=f"{where} {does} in the notebook, not on the ranks",
+                words=f"{where} {change.does} in the notebook, {there}",
                 name=library,
+                kept=kept,
             )
 
 
 # Each launch asks for all cells of the session.
 @functools.lru_cache(maxsize=2_000)
-def _of_text(
-    text: str,
-) -> tuple[Sequence[LocalEffect], Sequence[tuple[ast.expr, str]]]:
-    """Return the effects of a cell's text, and the targets and calls by which it may change a library."""
+def _of_text(text: str) -> tuple[Sequence[LocalEffect], Sequence[_Change]]:
+    """Return the effects of a cell's text, and possible changes of a library."""
     try:
         statements = ast.parse(text).body
     except SyntaxError:
@@ -168,18 +198,26 @@ def _draws(text: str) -> bool:
     return any(map(_computes, own))
 
 
-def _changed(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Yield targets and calls in a node by which a library may be changed, each with a description."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+def _changed(node: ast.AST) -> Iterator[_Change]:
+    """Yield possible changes of a library in a node."""
+    is_alone = isinstance(node, ast.Expr)
+    if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
         called, args = node.value.func, node.value.args
         name = _last(called)
+        changes = _CHANGES if is_alone else _CHANGES_AND_RETURNS
+        of_objects = _OF_OBJECTS if is_alone else _OF_OBJECTS_AND_RETURNS
+        does = f"calls {ast.unparse(called)}"
         if name == "setattr" and args:
-            yield args[0], f"sets an attribute of {ast.unparse(args[0])}"
-        elif _CHANGES.match(name) and dotted(called) not in _SEEDS:
-            yield called, f"calls {ast.unparse(called)}"
+            yield _Change(args[0], f"sets an attribute of {ast.unparse(args[0])}")
+        elif changes.match(name) and dotted(called) not in _SEEDS:
+            yield _Change(called, does)
+        elif isinstance(called, ast.Attribute) and of_objects.match(name):
+            yield _Change(called.value, does, of_object=True)
     for target in _targets(node):
         if isinstance(target, ast.Attribute | ast.Subscript):
-            yield target, f"sets {ast.unparse(target)}"
+            yield _Change(target, f"sets {ast.unparse(target)}")
+        elif isinstance(node, ast.AugAssign):
+            yield _Change(target, f"changes {ast.unparse(target)}", of_object=True)
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
@@ -191,28 +229,71 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _library(target: ast.expr, namespace: Mapping[str, object]) -> str:
-    """Return the library at the start of an expression, "" if that is a value of the notebook."""
-    root = target
+def _library(change: _Change, namespace: Mapping[str, object]) -> tuple[str, str]:
+    """Return the library at the start of a change's target, "" if that is a value of the notebook.
+
+    Also return the import name of the object at its start, "" if ranks have that by its name.
+    """
+    root = change.target
     while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
         root = root.func if isinstance(root, ast.Call) else root.value
     value = namespace.get(root.id) if isinstance(root, ast.Name) else None
+    if change.of_object and not _is_object(change.target, namespace):
+        return "", ""
     found: object = None
+    kept = ""
     if isinstance(value, ModuleType):
         found = value.__name__
     elif isinstance(value, logging.Logger):
         found = "logging"
     elif type(value).__module__ == "torch.library":  # operators
         found = "torch"
-    elif isinstance(value, type | FunctionType | BuiltinFunctionType | MethodType):
+    elif isinstance(value, _FUNCTIONS):
         found = value.__module__
-    else:
-        # An object that a library keeps, such as a registry or matplotlib's rcParams.
-        module = sys.modules.get(type(value).__module__)
-        kept = () if module is None else vars(module).values()
-        if any(value is one for one in kept):
-            found = type(value).__module__
-    return found.partition(".")[0] if isinstance(found, str) else ""
+    elif not isinstance(value, _UNCHANGEABLE):
+        # An object that a module keeps, such as a registry, matplotlib's rcParams or the user's configuration.
+        found = kept = _kept_as(value)
+    return found.partition(".")[0] if isinstance(found, str) else "", kept
+
+
+def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
+    """Whether an expression stands for an object that is no module, class or function, and not for a call's result."""
+    if any(isinstance(node, ast.Call) for node in ast.walk(target)):
+        return False
+    first, *names = dotted(target).split(".")
+    value = namespace.get(first)
+    for name in names:
+        value = vars(value).get(name) if isinstance(value, ModuleType) else None
+    return not isinstance(value, ModuleType | _FUNCTIONS)
+
+
+def _kept_as(value: object) -> str:
+    """Return the import name of an object that a module of the user, or that of its class, keeps; "" if none does.
+
+    If several do, choose the one whose text assigns the object, because the others import it from there.
+    """
+    found = ""
+    for module_name, module in sys.modules.copy().items():
+        if module_name != type(value).__module__ and not _is_users(module_name):
+            continue
+        for name, one in vars(module).copy().items():
+            if one is not value:
+                continue
+            found = f"{module_name}.{name}"
+            lines = linecache.getlines(getattr(module, "__file__", None) or "")
+            if any(re.match(rf"{re.escape(name)}\s*[:=]", line) for line in lines):
+                return found
+    return found
+
+
+@functools.cache
+def _is_users(name: str) -> bool:
+    """Whether a loaded module is a file of the user's, not an installed one."""
+    top = name.partition(".")[0]
+    if top in _NOT_OF_A_LIBRARY or top in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+    return isinstance(file, str) and "-packages/" not in file
 
 
 def note(effects: Sequence[LocalEffect]) -> str:
@@ -225,6 +306,9 @@ def note(effects: Sequence[LocalEffect]) -> str:
     cure = CURE if len(effects) == 1 else CURE.replace("it", "them", 1)
     if all(effect.kind == "library" for effect in effects):
         cure = _CURE_OF_LIBRARIES
+        kept = next((effect.kept for effect in effects if effect.kept), "")
+        if kept:
+            cure = _CURE_OF_KEPT.format(kept)
     if any(effect.kind == "variable" for effect in effects):
         cure += f" {_CURE_OF_VARIABLES}"
     sentence = "; ".join(words)

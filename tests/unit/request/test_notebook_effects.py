@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import json.decoder
 import logging
 import random
+import sys
 import textwrap
 import warnings
 from json import JSONDecoder, JSONEncoder
@@ -149,7 +151,7 @@ class Own:
 
 OF_A_NOTEBOOK = {
     "json": json, "JSONDecoder": JSONDecoder, "warnings": warnings, "logging": logging, "log": logging.getLogger("train"),
-    "seed": seed, "simplefilter": simplefilter, "own": Own(), "setattr": setattr, "registry": random._inst, "encoder": JSONEncoder(),
+    "seed": seed, "simplefilter": simplefilter, "own": Own(), "count": 1, "setattr": setattr, "registry": random._inst, "encoder": JSONEncoder(),
 }  # fmt: skip
 Own.__module__ = "__main__"
 OF_A_NOTEBOOK["Own"] = Own
@@ -182,6 +184,12 @@ CHANGES = {
     "a class of the notebook": ("Own.rate = 1", "", ""),
     "what is read": ("x = json.BATCH", "", ""),
     "a result that is kept": ("model = json.add_adapter(model)", "", ""),
+    "a setter whose result is kept": ("_ = json.set_grad_enabled(False)", "json", "calls json.set_grad_enabled"),
+    "an object in it": ("warnings.filters.clear()", "warnings", "calls warnings.filters.clear"),
+    "a function called as a method of objects": ("json.append(x, 1)", "", ""),
+    "a new object of it": ("net = json.JSONDecoder().append(1)\njson.JSONDecoder().append(1)", "", ""),
+    "a value's method of objects": ("own.update(1)\nown.rates.append(1)\nown += 1", "", ""),
+    "a number": ("count += 1", "", ""),
     "another function": ("json.dumps(3)", "", ""),
     "in a function": ("def f():\n    json.BATCH = 1", "", ""),
     "no Python": ("json.BATCH = = 1", "", ""),
@@ -244,3 +252,46 @@ def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name, 
         assert words in found[0].words
         assert note(found).startswith(f"Cell In[2], line {lineno} ")
         golden(note(found))
+
+
+CONFIG = """import types
+CFG: dict = {"lr": 0.1}
+LAYERS = [1]
+space = types.SimpleNamespace(model=types.SimpleNamespace(depth=1))
+COUNT = 3
+"""
+OF_CONFIG = {
+    "an item": ("CFG['lr'] = 3", "CFG"),
+    "a deleted item": ("del CFG['lr']", "CFG"),
+    "update": ("CFG.update(lr=3)", "CFG"),
+    "|=": ("CFG |= {'lr': 3}", "CFG"),
+    "a popped item": ("lr = CFG.pop('lr')", "CFG"),
+    "append": ("LAYERS.append(2)", "LAYERS"),
+    "+=": ("LAYERS += [2]", "LAYERS"),
+    "an attribute": ("space.model.depth = 3", "space"),
+    "a method of an attribute": ("space.merge_from_file('a.yaml')", "space"),
+    "another list": ("LAYERS = LAYERS + [2]", ""),
+    "what is read": ("lr = CFG.get('lr')", ""),
+    "a number": ("COUNT += 1", ""),
+}
+
+
+@pytest.mark.parametrize("name", OF_CONFIG)
+def test_a_change_of_an_object_that_a_module_of_the_user_keeps_is_told(
+    name, tmp_path, monkeypatch
+):
+    """Ranks get a copy of it; their own modules have what their files say."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "effects_config.py").write_text(CONFIG)
+    user = "from effects_config import *\ndef rate(): return CFG\n"
+    (tmp_path / "effects_user.py").write_text(user)
+    for module in ("effects_user", "effects_config"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    names = vars(importlib.import_module("effects_user")).copy()
+    text, kept = OF_CONFIG[name]
+    found = list(library_changes(text, "", names))
+    assert [one.name for one in found] == (["effects_config"] if kept else [])
+    if kept:
+        words = note(found)
+        assert f"leaves the ranks' effects_config.{kept} as it is. " in words
+        assert f"inside the function, do it to effects_config.{kept}, too." in words

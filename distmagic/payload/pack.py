@@ -14,11 +14,12 @@ import json
 import linecache
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import blobs, local_modules, on_ranks
@@ -256,6 +257,8 @@ def texts_of(codes: Iterable[CodeType]) -> dict[str, str]:
     return texts
 
 
+# Objects to which users give attributes or items of their own.
+_CONTAINERS = (dict, list, tuple, set, SimpleNamespace, Namespace)
 _INSIDE = "Create it inside the function"
 _CURES = {
     unpicklable.TOO_DEEP: "Give its parts in a list, or create it inside the function",
@@ -283,10 +286,31 @@ def _cannot_travel(
     if isinstance(culprit.error, MadeAlone):
         why = "which was made in the notebook. It has the notebook's rank and world size, so each rank would work alone"
     cure = _CURES.get(culprit.what, _INSIDE)
+    message = f"{user} {verb} {culprit.what}, {why}."
+    holder = _holder(culprit)
+    if holder is not None:
+        kind = unpicklable.describe(holder.value)
+        message = f"{user} uses `{holder.path}`, {kind}, which holds {culprit.what} (`{part.path}`){culprit.detail}."
+        cure = _INSIDE
     return PayloadError(
-        f"{user} {verb} {culprit.what}, {why}.",
+        message,
         f"{cure}; or write %%distributed --whole, and every rank runs the whole cell by itself.",
     )
+
+
+def _holder(culprit: unpicklable.UnpicklablePart) -> unpicklable.ValuePart | None:
+    """Return the object of a library that has a part in a private attribute; None if the user knows the part."""
+    holder = None
+    for around in reversed(culprit.around):
+        kind = type(around.value)
+        if issubclass(kind, _CONTAINERS):
+            continue
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if file is None or not local_modules.is_installed(file):
+            break
+        holder = around
+    is_private = holder is not None and "._" in culprit.part.path[len(holder.path) :]
+    return holder if is_private else None
 
 
 def _has_no_source(

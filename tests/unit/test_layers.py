@@ -119,6 +119,7 @@ _inst | random.py | remote.values.cell_objects | functions imported from random 
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
 _is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
+_iterator | torch/utils/data/dataloader.py | remote.values.pickling | a DataLoader whose workers stay can't be sent once it was used
 _make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.classes | a class gets an empty double in registries
 _make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.classes | members of enumerations lose their attributes
 _monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does

@@ -5,7 +5,7 @@ It uses cloudpickle, with these exceptions:
 - tensors and storages become numbers in a table, and their memory is stored after the pickle (see storages.py);
 - functions of `__main__` get the globals of the loading `__main__`, and the names that it defines are included in a
   table;
-- a DistributedDataParallel module becomes the module in it;
+- a DistributedDataParallel module becomes the module in it, and a DataLoader loses its worker processes;
 - objects that a cell defines and that pickle only refers to by name are rebuilt, and an object with a lock that a
   decorator made is pickled by name, or as source (see cell_objects.py);
 - functions that share a variable of a function around them still share it;
@@ -265,10 +265,23 @@ class Packer:
                     self._storages.add_storage(storage),
                     str(obj.dtype).removeprefix("torch."),
                 )
+        data = sys.modules.get("torch.utils.data.dataloader")
+        if data is not None and isinstance(obj, data.DataLoader):
+            return _without_workers(obj)
         ddp = sys.modules.get("torch.nn.parallel.distributed")
         if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
             return _same, (obj.module,)
         return NotImplemented
+
+
+def _without_workers(loader: Any) -> Any:
+    """Leave out the iterator with the worker processes that a DataLoader with `persistent_workers` keeps."""
+    if vars(loader).get("_iterator") is None:
+        return NotImplemented
+    make, args, state, *rest = loader.__reduce_ex__(5)
+    if isinstance(state, dict):
+        state = state | {"_iterator": None}
+    return make, args, state, *rest
 
 
 def _reduced_exception(error: Exception) -> Any:

@@ -57,11 +57,15 @@ class ValuePart:
 
 @dataclass(frozen=True, kw_only=True)
 class UnpicklablePart:
-    """The smallest part that can't be pickled, its description, and pickle's error."""
+    """The smallest part that can't be pickled, its description, and pickle's error.
+
+    `around` are the parts in which it is, the outermost first.
+    """
 
     part: ValuePart
     what: str
     error: Exception
+    around: tuple[ValuePart, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -93,6 +97,7 @@ def find(
     part = ValuePart(owner="", path=name, value=value)
     # The objects too: an id is reused once its object is gone.
     tried: dict[int, object] = {id(value): value}
+    around: tuple[ValuePart, ...] = ()
     while not is_known(part.value):
         if isinstance(error, NotToTravel) and error.value is part.value:
             return UnpicklablePart(part=part, what=error.what, error=error)
@@ -104,8 +109,11 @@ def find(
         found = _unpicklable_child(part, tried, why_not)
         if found is None:
             break
+        around = (*around, part)
         part, error = found
-    return UnpicklablePart(part=part, what=describe(part.value), error=error)
+    return UnpicklablePart(
+        part=part, what=describe(part.value), error=error, around=around
+    )
 
 
 def _unpicklable_child(

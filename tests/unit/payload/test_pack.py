@@ -14,6 +14,7 @@ import threading
 import types
 import warnings
 import zipfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -610,6 +611,43 @@ def test_known_kinds_are_named_with_their_cure(name, golden):
     finally:
         getattr(thing, "close", lambda: None)()
     golden(error)
+
+
+class Users:
+    """An object of the user's own class."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+FUTURE = "a concurrent.futures._base.Future, which holds a threading.Condition (`{}._condition`)."
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "words"),
+    [
+        (Future, "thing", FUTURE),
+        (lambda: types.SimpleNamespace(all=[Future()]), "thing.all[0]", FUTURE),
+        (lambda: Users(_job=Future()), "thing._job", FUTURE),
+        (lambda: Users(_lock=threading.Lock()), "thing._lock", "a lock, which can't be pickled."),
+    ],
+)  # fmt: skip
+def test_a_private_part_of_a_librarys_object_is_named_by_the_object(make, path, words):
+    source = (
+        "def helper():\n    return thing\ndef train():\n    return helper()\ntrain()"
+    )
+    error = refused(cell(source, thing=make()))
+    assert error.message == f"helper uses `{path}`, {words.format(path)}"
+
+
+def test_a_data_loader_that_was_looked_at_travels_without_its_workers(tmp_path):
+    loader = torch.utils.data.DataLoader(
+        list(range(8)), num_workers=1, persistent_workers=True
+    )
+    next(iter(loader))
+    there = packed(cell("def count():\n    return len(list(loader))\ncount()", loader=loader))  # fmt: skip
+    assert loader._iterator is not None
+    assert on_a_rank(there, tmp_path) == "8"
 
 
 def test_a_long_chain_of_objects_is_named_by_its_first_one(golden):

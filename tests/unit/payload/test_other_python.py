@@ -142,6 +142,28 @@ def _(x: int):
 @functools.lru_cache
 def cached(n):
     return n * scale
+def meter():
+    total = 0
+    def count(x):
+        nonlocal total
+        total += x
+    return count, lambda: total
+count, total = meter()
+class Grand:
+    flag = True
+class Parent(Grand):
+    pass
+class Mixin:
+    flag = False
+    def step(self):
+        return "mixin"
+@dataclass
+class Own(Parent, Mixin):
+    flag: bool = False
+    step = Mixin.step
+class Word(str, enum.Enum):
+    TRAIN = "train"
+    __str__ = str.__str__
 here = pathlib.Path("/data")
 config = Config("c", tags=[1])
 def train(k):
@@ -154,6 +176,7 @@ def train(k):
         Pixel(1), Pixel(2, [1], 3), hasattr(Pixel(1), "__dict__"), Slotted(3), Planet.EARTH, Planet.EARTH.mass,
         Allowed["BOTH"],
         isinstance(3, HasGet), shown(3), shown("x"), cached(2), here / "y",
+        count(4), count(2), total(), Own(), Own.flag, Own().step(), str(Word.TRAIN), Word("train"),
     ]
 train(5)"""
 RANK = """

@@ -386,14 +386,11 @@ SHARED_VARIABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("in_source", [False, True])
 @pytest.mark.parametrize("name", SHARED_VARIABLES)
-def test_functions_share_the_variables_that_they_share_here(name, in_source, tmp_path):
+def test_functions_share_the_variables_that_they_share_here(name, tmp_path):
     source, look = SHARED_VARIABLES[name]
     source = textwrap.dedent(source)
     payload = packed(cell(f"{source}\n{look}"))
-    if in_source:
-        payload = payload.in_source(pack.OtherPython(host="there", version=(3, 10)))
     assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
 
 

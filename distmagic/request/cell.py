@@ -150,7 +150,8 @@ def _written(text: str, node: ast.AST) -> str:
 
 def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
     # This finds a `return` outside of a function before ranks do.
-    compile(tree, filename, "exec", dont_inherit=True)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    compile(tree, filename, "exec", flags=flags, dont_inherit=True)
     _reject_ipython(tree)
     return CellPlan(text=text, filename=filename)
 

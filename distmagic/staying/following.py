@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dis
 import inspect
 import sys
 import tempfile
@@ -20,16 +22,20 @@ from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.values.source_form import SourceForm
-from distmagic.request.cell import CellPlan, names_wanted
+from distmagic.request.cell import CellPlan
 
 MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.
 _SHOWN = (int, float, bool, type(None))
+_CANT_BE_SENT = "can't be sent"  # in place of a digest
+_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_ASSIGNS = ("STORE_NAME", "STORE_GLOBAL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellParcel:
-    """A packed cell. `digests` has all names of the notebook that it uses; `notice` lists those that are sent.
+    """A packed cell. `digests` has the names of the notebook that ranks have when it has begun; `notice` lists those
+    that are sent.
 
     `modules` are the names of the modules that the cell and these values import.
     """
@@ -51,16 +57,28 @@ def prepared(
     """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
 
     `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
+    Values sent before are sent again when they have changed: functions that live on the ranks may use them.
     Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB.
     """
-    own = {name: value for name, value in notebook.items() if name not in set(theirs)}
-    digests = {}
+    theirs = set(theirs)
+    own = {name: value for name, value in notebook.items() if name not in theirs}
+    digests = {name: there[name] for name in there.keys() - theirs}
     sent: dict[str, object] = {}
+    outdated: list[str] = []
     codes: list[types.CodeType] = []
     modules = set(local_modules.imports_of_text(plan.text))
-    for name in used(plan, own):
+    needed = used(plan, own)
+    for name in dict.fromkeys([*needed, *_reached(there, own)]):
         value = alone(own[name])
-        digest, seen = _digest(name, value, form_for(pythons))
+        try:
+            digest, seen = _digest(name, value, form_for(pythons))
+        except PayloadError:
+            if name in needed:
+                raise
+            if there.get(name, _CANT_BE_SENT) != _CANT_BE_SENT:
+                outdated.append(name)
+            digests[name] = _CANT_BE_SENT
+            continue
         digests[name] = digest
         modules |= seen.modules
         for code in seen.codes:
@@ -78,10 +96,17 @@ def prepared(
         is_users=True,
     )
     words = ", ".join(_words(name, value, labels) for name, value in sent.items())
+    notices = [f"From the notebook: {words}."] if sent else []
+    if outdated:
+        notices.append(
+            f"Changed in the notebook, but too large to be sent again, or not picklable: {', '.join(outdated)}."
+        )
+    for name in _deleted(plan):
+        digests.pop(name, None)
     return CellParcel(
         parcel=dumped(cell, Seen(), None, form_for(pythons), in_one=True),
         digests=digests,
-        notice=f"From the notebook: {words}." if words else "",
+        notice=" ".join(notices),
         modules=frozenset(modules),
     )
 
@@ -96,8 +121,14 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
 
 def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
     """Return the names of the notebook that a cell uses, including those that its functions and classes use in turn."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
+    return _reached(_names_read(code), notebook)
+
+
+def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
     found: dict[str, None] = {}
-    waiting = list(names_wanted(plan))
+    waiting = list(names)
     while waiting:
         name = waiting.pop(0)
         if name in notebook and name not in found:
@@ -111,7 +142,7 @@ def _names_in(value: object) -> Iterator[str]:
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, types.FunctionType):
         if function.__module__ == "__main__":
-            yield from _names_of_code(function.__code__)
+            yield from _names_read(function.__code__)
     elif isinstance(value, type) and value.__module__ == "__main__":
         for member in vars(value).values():
             for one in (member, getattr(member, "fget", None), getattr(member, "__func__", None)):  # fmt: skip
@@ -119,11 +150,34 @@ def _names_in(value: object) -> Iterator[str]:
                     yield from _names_in(one)
 
 
-def _names_of_code(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _names_of_code(const)
+def _names_read(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that code and the functions in it read before the code has assigned them."""
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    made = {name for one in inner for name in _made_global(one)}
+    for step in dis.get_instructions(code):
+        if step.opname in _ASSIGNS:
+            made.add(step.argval)
+        elif step.opname in _READS and step.argval not in made:
+            yield step.argval
+    is_cell = code.co_name == "<module>"  # the names of a class are its own
+    for one in inner:
+        yield from (name for name in _names_read(one) if not (is_cell and name in made))
+
+
+def _made_global(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that functions in code assign by `global`."""
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_GLOBAL":
+            yield step.argval
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _made_global(one)
+
+
+def _deleted(plan: CellPlan) -> Iterator[str]:
+    for node in ast.walk(ast.parse(plan.text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+            yield node.id
 
 
 def alone(value: object) -> object:

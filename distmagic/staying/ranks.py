@@ -87,7 +87,7 @@ class Ranks:
         self._cells = 0
         self._modules = dict(modules_there)  # digests by module name
         self._theirs: dict[int, frozenset[str]] = {}
-        self._sent: dict[int, dict[str, str]] = {}
+        self._sent: dict[int, Mapping[str, str]] = {}  # digests by name
         self._last_ends: dict[int, protocol.CellEnded] = {}
         self._is_out_of_step = False
         # Of the last cell: by it, a kernel finds the cell of an output.
@@ -331,15 +331,18 @@ class Ranks:
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
             packed = prepared(
-                request.plan, request.notebook, self.theirs, self._there(ranks), request.labels,
+                request.plan, request.notebook, self._theirs_on(ranks), self._there(ranks), request.labels,
                 self._control.pythons,
             )  # fmt: skip
             notices = [packed.notice, self._bring(packed.modules, noted)]
             cell = self._run_parcel(
                 packed.parcel, ranks, screen, noted, request.variable, notices, text=request.plan.text,
             )  # fmt: skip
-            for rank in ranks:
-                self._sent.setdefault(rank, {}).update(packed.digests)
+            for rank, end in cell.ends.items():
+                failure = end.ended.failure
+                # Otherwise the rank could not load the cell, and has none of the values.
+                if failure is None or failure.type != parcel.ParcelError.__name__:
+                    self._sent[rank] = packed.digests
         return self._left(cell)
 
     def _bring(self, names: Iterable[str], noted: interrupts.Interrupts) -> str:
@@ -431,10 +434,27 @@ class Ranks:
             )
         return tuple(wanted or there)
 
+    def _theirs_on(self, ranks: Sequence[int]) -> frozenset[str]:
+        """Return the names that cells have assigned on all these ranks."""
+        nothing = frozenset[str]()
+        return frozenset.intersection(
+            *(self._theirs.get(rank, nothing) for rank in ranks)
+        )
+
     def _there(self, ranks: Sequence[int]) -> Mapping[str, str]:
-        """Return the digests of the notebook's values that all these ranks have."""
-        each = [set(self._sent.get(rank, {}).items()) for rank in ranks]
-        return dict(set.intersection(*each))
+        """Return the digests of the notebook's values that were sent to any of these ranks, "" if not all have one value.
+
+        A rank that has assigned the name itself does not count: it keeps its own value.
+        """
+        found = {}
+        for name in set[str]().union(*(self._sent.get(rank, ()) for rank in ranks)):
+            digests = {
+                self._sent.get(rank, {}).get(name, "")
+                for rank in ranks
+                if name not in self._theirs.get(rank, ())
+            }
+            found[name] = digests.pop() if len(digests) == 1 else ""
+        return found
 
     def _message(
         self, local: LocalBlob, ranks: tuple[int, ...], text: str, *, anew: bool

@@ -136,6 +136,43 @@ def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     still_there(notebook)
 
 
+def test_functions_on_the_ranks_have_the_changed_values_of_the_notebook(notebook):
+    notebook.run("pace = 0.5")
+    notebook.run("%%ranks\ndef speed():\n    return pace\nspeed()")
+    notebook.run("pace = 0.25")
+    text = notebook.run("%%ranks\nspeed()")
+    assert "From the notebook: pace = 0.25." in text
+    assert text.endswith("ranks 0-3: 0.25\n")
+    text = notebook.run("%%ranks\npace = pace / 2\nspeed()")
+    assert text.endswith("ranks 0-3: 0.125\n")
+
+
+def test_a_name_of_one_rank_hides_no_name_of_the_notebook_from_the_others(notebook):
+    notebook.run("%%ranks 0\nshare = 1")
+    notebook.run("share = 2")
+    text = notebook.run("%%ranks\nshare")
+    assert text.splitlines()[-2:] == ["rank 0: 1", "ranks 1-3: 2"]
+    assert "From the notebook" not in notebook.run("%%ranks\nshare")
+
+
+def test_a_value_that_could_not_be_loaded_is_sent_again(notebook):
+    notebook.run("""\
+import os
+class Needs:
+    def __reduce__(self):
+        return os.listdir, ("/tmp/needed",)
+
+needs = Needs()
+""")
+    assert "/tmp/needed" in notebook.fail("%%ranks\nneeds")
+    notebook.run('%%ranks\nos.makedirs("/tmp/needed", exist_ok=True)')
+    assert notebook.run("%%ranks\nneeds").endswith("ranks 0-3: []\n")
+    # Child processes load the newest value alone.
+    notebook.run("needs = 5")
+    assert notebook.run("%%ranks\nneeds").endswith("ranks 0-3: 5\n")
+    notebook.run('%%ranks\nif os.environ["RANK"] in "02":\n    os.rmdir("/tmp/needed")')
+
+
 def test_a_long_cell_is_brought_before_it_runs(notebook):
     notebook.run("import random\ntext = random.Random(5).randbytes(400_000)")
     text = notebook.run("%%ranks\nlen(text)")

@@ -234,7 +234,8 @@ class CellLoop:
     def _perform(self, request: RunCell) -> Ended:
         names = vars(self._main)
         cell = self._load(request)
-        before = dict(names)
+        # No values: the cell may free the memory of one by giving its name another.
+        before = {name: id(value) for name, value in names.items()}
         try:
             groups.begin_cell(request.cell)
             steps.begin()
@@ -246,7 +247,9 @@ class CellLoop:
             if request.anew:
                 groups.make_anew()
             reloading.bring(cell.modules, self._around.paths, names)
-            return self._valued(_value_of(cell, self._main), keeps=cell.keeps)
+            value = _value_of(cell, self._main)
+            self._own.update(name for name in call.assigned(cell) if name[0] != "_")
+            return self._valued(value, keeps=cell.keeps)
         except SystemExit:
             # Lightning reacts to an interrupt like this.
             if self._interrupted or steps.has_stopped():
@@ -259,8 +262,8 @@ class CellLoop:
             raise KeyboardInterrupt from error
         finally:
             self._stop_running()
-            for name, value in names.items():
-                if not name.startswith("_") and before.get(name, names) is not value:
+            for name, now in list(names.items()):
+                if not name.startswith("_") and before.get(name) != id(now):
                     self._own.add(name)
             self._own.intersection_update(names)
 

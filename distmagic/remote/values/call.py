@@ -187,6 +187,23 @@ def defines(cell: Cell) -> bool:
     return bool(cell.names) or any(isinstance(one, _DEFINING) for one in body)
 
 
+def assigned(cell: Cell) -> set[str]:
+    """Return the names that a cell assigns in any case, outside of blocks. The new value may be the old one."""
+    found = set()
+    for statement in ast.parse(cell.source, cell.filename).body:
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AugAssign | ast.AnnAssign) and statement.value:
+            targets = [statement.target]
+        else:
+            continue
+        for target in targets:
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found.add(node.id)
+    return found
+
+
 def define(path: str, namespace: dict[str, Any]) -> None:
     """Add the definitions of the payload at `path` to `namespace`, in a child process. The call is not made.
 

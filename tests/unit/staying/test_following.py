@@ -45,6 +45,16 @@ def plan(text: str) -> CellPlan:
         ("train(1)", {"train", "math", "helper", "lr"}),
         ("Model()", {"Model", "helper", "lr"}),
         ("lr = 3\nprint(lr)", set()),
+        ("lr = lr / 10", {"lr"}),
+        ("lr += 1", {"lr"}),
+        ("for lr in [lr]: pass", {"lr"}),
+        ("if unused:\n    lr = 3\nprint(lr)", {"unused"}),
+        ("from os import *\nlr", {"lr"}),
+        ("def f():\n    return lr\nlr = 3\nf()", set()),
+        ("def f():\n    global lr\n    lr = 3\nf()\nlr", set()),
+        ("class C:\n    lr = 3\n    def f(self):\n        return lr", {"lr"}),
+        ("def f(x):\n    return x.lr, [unused for unused in x]", set()),
+        ("await helper(1)", {"helper", "lr"}),
         ("def f():\n    return unused", {"unused"}),
         ("other", set()),
     ],
@@ -99,3 +109,39 @@ def test_what_cannot_travel_is_named(notebook):
     notebook["file"] = open(__file__)  # noqa: SIM115
     with notebook["file"], pytest.raises(PayloadError, match="uses file"):
         following.prepared(plan("file.read()"), notebook, (), {}, {})
+
+
+def test_what_functions_on_the_ranks_may_use_is_sent_again_when_it_has_changed(
+    notebook,
+):
+    first = following.prepared(plan("train(5)"), notebook, (), {}, {})
+    notebook["lr"] = 0.25
+    text = plan("on_the_ranks()")
+    changed = following.prepared(text, notebook, (), first.digests, {})
+    assert changed.notice == "From the notebook: lr = 0.25."
+    again = following.prepared(text, notebook, (), changed.digests, {})
+    assert again.notice == ""
+    theirs = following.prepared(text, notebook, ("lr",), first.digests, {})
+    assert theirs.notice == ""
+
+
+def test_what_has_grown_too_large_is_reported_once_unless_the_cell_uses_it(notebook):
+    first = following.prepared(plan("lr"), notebook, (), {}, {})
+    notebook["lr"] = bytes(2 << 20)
+    grown = following.prepared(plan("1"), notebook, (), first.digests, {})
+    assert "too large to be sent again, or not picklable: lr" in grown.notice
+    assert following.prepared(plan("1"), notebook, (), grown.digests, {}).notice == ""
+    with pytest.raises(PayloadTooLarge):
+        following.prepared(plan("lr"), notebook, (), grown.digests, {})
+    notebook["lr"] = 0.5
+    small = following.prepared(plan("1"), notebook, (), grown.digests, {})
+    assert small.notice == "From the notebook: lr = 0.5."
+
+
+def test_a_deleted_name_is_sent_again_only_when_a_cell_uses_it(notebook):
+    first = following.prepared(plan("lr"), notebook, (), {}, {})
+    deleted = following.prepared(plan("del lr"), notebook, (), first.digests, {})
+    digests = deleted.digests
+    assert following.prepared(plan("1"), notebook, (), digests, {}).notice == ""
+    used = following.prepared(plan("lr"), notebook, (), digests, {})
+    assert used.notice == "From the notebook: lr = 0.5."

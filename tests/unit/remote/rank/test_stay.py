@@ -67,13 +67,16 @@ class Notebook:
                 self.heard[one] += 1
                 found[one] = codec.decode(text.encode())[1]
         return found
-    def begin(self, source, anew=False):
+    def begin(self, source, anew=False, **more):
         self.cell += 1
         name = f"cell {self.cell}"
-        parcel = dumped(Cell(source, name, texts={name: source}), Seen(), None)
+        parcel = dumped(Cell(source, name, texts={name: source}, **more), Seen(), None)
         data = base64.b64encode(parcel.path.read_bytes()).decode()
         self.ask(p.RunCell(cell=self.cell, ranks=ALL, data=data, anew=anew))
         self.next(p.CellBegan)
+    def run(self, source, **more):
+        self.begin(source, **more)
+        return self.next(p.CellEnded)[0]
     def until_they_wait(self, ranks=ALL):
         for one in ranks:
             self.words.hear(f"waits {self.cell}/{one}")
@@ -271,3 +274,35 @@ def test_the_next_cell_works_whatever_the_cells_before_have_done(
     program = RANKS.replace("{drive}", drive)
     [seen, *_] = gloo_ranks.run(compiler_forks, tmp_path, 3, program)
     assert seen[-1] == "all work"
+
+
+NAMES = """
+class Absent:
+    def __reduce__(self):
+        return int, ("no number",)
+def drive(book):
+    book.run("import gc, weakref\\nclass Model:\\n    pass")
+    book.run("model = Model()\\nseen = weakref.ref(model)")
+    print("deleted:", book.run("del model\\ngc.collect()\\nseen() is None").shown)
+    book.run("model = Model()\\nseen = weakref.ref(model)")
+    print("replaced:", book.run("model = None\\ngc.collect()\\nseen() is None").shown)
+    sent = {"n": 5, "lr": 0.5, "_hidden": 1, "found": None, "made": None}
+    made = "def make():\\n    global made\\n    made = 1\\nmake()"
+    end = book.run(f"n = 5\\n_hidden = 1\\nif lr:\\n    found = 2\\n{made}", names=sent)
+    print("names:", *end.names)
+    print("not loaded:", book.run("n", names={"lr": Absent()}).ended.failure.type)
+    book.ask("end")
+"""
+
+
+def test_a_cell_frees_old_values_and_its_names_are_those_that_it_has_assigned(
+    torch_forks, tmp_path
+):
+    program = RANKS.replace("{drive}", NAMES)
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 1, program)
+    assert seen == [
+        "deleted: True",
+        "replaced: True",
+        "names: Model found gc made make model n seen weakref",
+        "not loaded: ParcelError",
+    ]

@@ -106,6 +106,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
         at_s=what.at_s,
         advanced_at_s=advanced_at_s,
         rate=_rate(worker, step, what, bars),
+        is_idle=worker.is_idle,
         ended=worker.ended,
         exit=worker.exit,
         left=worker.left,
@@ -207,6 +208,22 @@ def _resumed(builder: RunStateBuilder, node: int, what: protocol.Resumed) -> Non
         builder.resume(what.rank)
 
 
+def _cell_began(builder: RunStateBuilder, node: int, what: protocol.CellBegan) -> None:
+    worker = builder.rank_of(node, what.rank)
+    if worker is not None:
+        builder.note_advance()
+        builder.workers[what.rank] = replace(
+            worker, is_idle=False, advanced_at_s=builder.at_s
+        )
+
+
+def _cell_ended(builder: RunStateBuilder, node: int, what: protocol.CellEnded) -> None:
+    worker = builder.rank_of(node, what.rank)
+    if worker is not None:
+        builder.note_advance()
+        builder.workers[what.rank] = replace(worker, is_idle=True)
+
+
 def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     worker = builder.rank_of(node, what.rank)
     if worker is None or worker.restart != what.restart:
@@ -279,5 +296,7 @@ HANDLERS: dict[type, Callable[..., None]] = {
     protocol.Output: _output,
     protocol.Paused: _paused,
     protocol.Resumed: _resumed,
+    protocol.CellBegan: _cell_began,
+    protocol.CellEnded: _cell_ended,
     protocol.Ended: _ended,
 }

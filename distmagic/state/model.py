@@ -99,6 +99,7 @@ class WorkerState:
     at_s          time of its last report, in seconds since the start of the rank
     advanced_at_s when its step or a bar last moved, by the notebook's clock; before that, its start
     rate          steps per second (of `report`, else of the outermost bar); None if unknown
+    is_idle       it stays, and waits for the next cell
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
     left          its calls and stacks, if one of its collective calls failed
@@ -122,6 +123,7 @@ class WorkerState:
     at_s: float = 0.0
     advanced_at_s: float = 0.0
     rate: float | None = None
+    is_idle: bool = False
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None
     left: protocol.Stacks | None = None

@@ -2,8 +2,8 @@
 Pure.
 
 A rank stands still when it has not advanced for ten seconds and for five of its usual steps. That does not count while
-a rank waits for the user's input. Nor does it count for ranks that have never reported, have done all their steps, or
-are on an unreachable host.
+a rank waits for the user's input, or for its next cell. Nor does it count for ranks that have never reported, have done
+all their steps, or are on an unreachable host.
 
     RunState           --look-->  whether to ask ranks for their stacks, without a stop
     RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  reason
@@ -67,8 +67,7 @@ def idle_hosts(state: RunState) -> dict[str, float]:
 
 def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:
     """Return the seconds since any rank advanced; None if not all stand still. `still` comes from `still_ranks`."""
-    running = [worker for worker in state.workers.values() if worker.phase == "running"]
-    telling = [worker for worker in running if has_shown_progress(worker)]
+    telling = [worker for worker in _at_work(state) if has_shown_progress(worker)]
     if not telling or any(worker.rank not in still for worker in telling):
         return None
     still_s = state.at_s - state.advanced_at_s  # includes ranks that only print
@@ -84,6 +83,8 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
     """
     if state.phase != "running" or state.paused or state.stopping:
         return ""
+    if not _at_work(state):
+        return ""  # no cell runs
     asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps)])
     asked_after_s = max(0.0, asked_at_s - state.advanced_at_s)
     still_s = state.at_s - state.advanced_at_s
@@ -116,9 +117,16 @@ def is_worth_saying(state: RunState, found: Explanation) -> bool:
     return all_still is not None or parted.waits_s >= GLANCE_S
 
 
+def _at_work(state: RunState) -> list[WorkerState]:
+    """Return the running ranks, without those that wait for their next cell."""
+    workers = state.workers.values()
+    return [one for one in workers if one.phase == "running" and not one.is_idle]
+
+
 def _can_tell(state: RunState, worker: WorkerState) -> bool:
     if (
         worker.phase != "running"
+        or worker.is_idle
         or not has_shown_progress(worker)
         or state.nodes[worker.node_rank].broken
     ):

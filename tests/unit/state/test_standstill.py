@@ -196,3 +196,28 @@ def test_a_host_speaks_for_its_own_ranks():
     assert paused.paused == {}
     paused = later(training(), 12.0, at(PAUSED, 0), at(RESUMED, 1))
     assert list(paused.paused) == [1]
+
+
+def of_cells(kind: type, cell: int, at_s: float) -> list[Event]:
+    """Return the begin or the end of a cell on all ranks."""
+    more = {rank: {} for rank in range(4)}
+    if kind is p.CellEnded:
+        more = {
+            rank: {"ended": p.Ended(rank=rank, restart=0, outcome="returned")}
+            for rank in range(4)
+        }
+    return [
+        at(kind(cell=cell, rank=rank, **more[rank]), rank // 2, at_s)
+        for rank in range(4)
+    ]
+
+
+def test_ranks_that_stay_are_asked_where_they_are_soon_in_a_cell_and_never_between():
+    state = fold(training(), of_cells(p.CellBegan, 1, 11.0))
+    state = fold(state, of_cells(p.CellEnded, 1, 12.0))
+    idle = later(state, 2000.0)
+    assert look(idle, -1.0) == ""
+    assert still_ranks(idle) == {}
+    state = fold(idle, of_cells(p.CellBegan, 2, 2000.0))
+    assert look(later(state, 2009.0), 1500.0) == ""
+    assert look(later(state, 2010.5), 1500.0) == "quiet"

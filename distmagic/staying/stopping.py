@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.clipping import ranges
 from distmagic.staying.cell_state import CellState, interrupted, peers_to_interrupt
 
 _PATIENCE_S = 3.0  # time for ranks to reach a step
@@ -112,3 +113,21 @@ def stopped_after(state: CellState) -> str:
     if any(end.ended.outcome != "signalled" for end in state.ends.values()):
         return ""
     return f"Stopped after {state.stop.kind} {state.stop.step:,} on all ranks."
+
+
+def raised_after(state: CellState) -> str:
+    """Return a sentence with the error that ranks raised after the user's interrupt, such as in a `finally`; "" if none
+    has.
+    """
+    if state.run.stopping != "interrupted":
+        return ""
+    failures = {
+        rank: end.ended.failure for rank, end in state.ends.items() if end.ended.failure
+    }
+    for failure in failures.values():
+        ranks = ",".join(ranges(sorted(failures)))
+        what = f"{failure.type}: {failure.message}".partition("\n")[0].removesuffix(
+            ": "
+        )
+        return f"After the interrupt an error was raised on {ranks}: {what}"
+    return ""

@@ -76,15 +76,22 @@ def _answer_always(path: Path, c10d: ModuleType) -> None:
 
 def leave(error: BaseException | None = None) -> None:
     """Write the calls of this rank for its agent: before its end or that of its groups, or after a failed call."""
-    frames = traceback.extract_tb(error.__traceback__) if error else []
-    # Autograd's calls are those of DistributedDataParallel.
-    if frames and not re.search("/torch/(distributed|autograd)/", frames[-1].filename):
+    if error and not is_of_call(error):
         return
+    frames = traceback.extract_tb(error.__traceback__) if error else []
     stack = "-\n"  # its current place means nothing
     if frames:
         lines = [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in reversed(frames)]  # fmt: skip
         stack = "\n".join(["Thread 0x0 (most recent call first):", *lines, ""])
     _leave(stack, has_failed=bool(frames))
+
+
+def is_of_call(error: BaseException) -> bool:
+    """Whether a call of a process group has raised this error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # Autograd's calls are those of DistributedDataParallel.
+    of_torch = "/torch/(distributed|autograd)/"
+    return bool(frames) and bool(re.search(of_torch, frames[-1].filename))
 
 
 def _leave(stack: str = "", *, has_failed: bool = True) -> None:

@@ -6,18 +6,21 @@ cell, even `sys.exit`, only ends the cell.
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
-    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken
+    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. The
+                               user's counts anew after that for a failed rank
     end of file   --inbox-->   the rank's own end
 """
 
 from __future__ import annotations
 
 import base64
+import bdb
 import contextlib
 import gc
 import itertools
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -28,9 +31,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
 
-from distmagic.remote.rank import report, sources
+from distmagic.remote.rank import calls, report, sources
 from distmagic.remote.system import threads
 from distmagic.remote.training import groups, steps
 from distmagic.remote.values import call, parcel, reloading
@@ -56,6 +60,7 @@ _LARGEST_VALUE_BYTES = 1 << 20  # size limit of a value that is pickled to measu
 _MOST_NAMES_CHARS = 20_000
 _BREAK_S = 2.0  # time for an interrupt to take effect before groups are broken
 _MOST_GROUPS = 200
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
 
 # A function that does its work and returns how it ended, whatever was raised.
@@ -104,7 +109,8 @@ class CellLoop:
         )  # the interrupt has taken effect, or no cell runs
         self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
-        self._defining: list[Path] = []  # cells that a child process needs
+        # Cells that a child process needs, by the names that they define: the newest of each.
+        self._defining: dict[frozenset[str], Path] = {}
         self._main_file: Path | None = None  # names them
         self._pid = os.getpid()
 
@@ -148,16 +154,21 @@ class CellLoop:
             steps.stop_at(message.kind, message.step)
         elif isinstance(message, InterruptCell):
             with self._lock:
-                is_first = self._interrupted is None
-                if message.cell == self._last and is_first:
+                before = self._interrupted
+                # Not a repeat over a new connection. The cell may have caught PeerFailed.
+                is_new = before is None or message.failed < 0 <= before.failed
+                if message.cell == self._last and is_new:
                     self._interrupted = message
-                if self._running != message.cell or not is_first:
+                if self._running != message.cell or not is_new:
                     return
+                is_tried = before is not None and not self._came.is_set()
+                self._came.clear()
                 steps.go_on()
                 _interrupt_main()
             # No thread can start: the signal alone must do.
             with contextlib.suppress(RuntimeError):
-                threads.begin("break", self._break, message.cell)
+                if not is_tried:
+                    threads.begin("break", self._break, message.cell)
 
     # ---- one thread for each interrupt
 
@@ -180,12 +191,14 @@ class CellLoop:
 
     # ---- the main thread
 
-    def _interrupt(self, *_: object) -> None:
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt in a cell; do nothing between two cells."""
         if self._running and os.getpid() == self._pid:
             self._came.set()
             if self._interrupted is not None and self._interrupted.failed >= 0:
                 raise PeerFailed(f"rank {self._interrupted.failed} has failed")
+            if _is_at_debugger(frame):
+                raise bdb.BdbQuit
             raise KeyboardInterrupt
 
     def _run_cell(self, request: RunCell, ending: Ending) -> None:
@@ -201,6 +214,8 @@ class CellLoop:
         self._shown = self._value = ""
         ended = ending(partial(self._perform, request))
         self._stop_running()
+        if ended.failure and ended.failure.type in _OUT_OF_MEMORY:
+            _free_memory()
         report.end()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -256,9 +271,8 @@ class CellLoop:
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
-            if self._interrupted is None:
+            if self._interrupted is None or not _is_of_interrupt(error):
                 raise
-            # A call of a broken group fails, on this rank or on another one.
             raise KeyboardInterrupt from error
         finally:
             self._stop_running()
@@ -307,13 +321,16 @@ class CellLoop:
             self._own.update(cell.names)
         names.update(cell.names)
         names.update(own)
-        if call.defines(cell) and not cell.is_given:
-            self._defining.append(path)
+        defined = call.defines(cell)
+        if defined and not cell.is_given:
+            old = self._defining.pop(defined, None)
+            self._defining[defined] = path
             # A new file: a fork server has loaded the previous one, and does not read it again.
             main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
-            self._main.__file__ = call.write_main(main, *self._defining)
-            if self._main_file is not None:
-                self._main_file.unlink(missing_ok=True)
+            self._main.__file__ = call.write_main(main, *self._defining.values())
+            for file in (old, self._main_file):
+                if file is not None:
+                    file.unlink(missing_ok=True)
             self._main_file = main
         else:
             path.unlink()
@@ -347,7 +364,7 @@ def _value_of(cell: call.Cell, main: ModuleType) -> object:
     try:
         return call.perform(cell, main)
     except BaseException as error:
-        is_full = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+        is_full = type(error).__name__ in _OUT_OF_MEMORY
         if cell.is_users and not is_full:
             sys.last_traceback = _of_user(error.__traceback__)
         raise
@@ -361,6 +378,15 @@ def _forget_failure() -> None:
         traceback.clear_frames(failed)
         del failed
         gc.collect()  # a debugger has left a cycle that holds the frames
+
+
+def _free_memory() -> None:
+    """Free what the frames of a cell hold in reference cycles, and give it back to the GPU."""
+    gc.collect()
+    cuda: Any = sys.modules.get("torch.cuda")
+    with contextlib.suppress(Exception):  # its module may be half imported
+        if cuda is not None and cuda.is_initialized():
+            cuda.empty_cache()
 
 
 def post_mortem() -> None:
@@ -380,6 +406,21 @@ def _of_user(frames: TracebackType | None) -> TracebackType | None:
     while frames and frames.tb_frame.f_code.co_filename.startswith(own):
         frames = frames.tb_next
     return frames
+
+
+def _is_at_debugger(frame: FrameType | None) -> bool:
+    """Whether a debugger's prompt waits in this frame. It would catch KeyboardInterrupt, and go on waiting."""
+    while frame is not None:
+        if frame.f_code.co_name == "cmdloop":
+            return isinstance(frame.f_locals.get("self"), bdb.Bdb)
+        frame = frame.f_back
+    return False
+
+
+def _is_of_interrupt(error: Exception) -> bool:
+    """Whether an interrupt has caused an error: it has left a debugger, or a process group was broken, on any rank."""
+    is_of_group = calls.is_of_call(error) or re.search("gloo|NCCL", text_of(error))
+    return isinstance(error, bdb.BdbQuit) or bool(is_of_group)
 
 
 def _interrupt_main() -> None:

@@ -295,14 +295,23 @@ def _tell_pauses(
 
 
 def _let_quit_raise(pdb: types.ModuleType) -> None:
-    """Make `q` raise BdbQuit, as before Python 3.14: an exit with code 0 would leave the other ranks waiting."""
+    """Make `q` raise BdbQuit, as before Python 3.14: an exit with code 0 would leave the other ranks waiting.
+
+    After `c` an interrupt raises KeyboardInterrupt, as it does without a debugger, and does not open it again.
+    """
 
     def do_quit(original: Any, debugger: object, argument: str) -> object:
         vars(debugger)["mode"] = None
         return original(debugger, argument)
 
+    def do_continue(original: Any, debugger: object, argument: str) -> object:
+        vars(debugger)["nosigint"] = True
+        return original(debugger, argument)
+
     for name in ("do_quit", "do_q", "do_exit"):
         import_hooks.wrap(pdb.Pdb, name, do_quit)
+    for name in ("do_continue", "do_cont", "do_c"):
+        import_hooks.wrap(pdb.Pdb, name, do_continue)
 
 
 def _place(filename: str, main: types.ModuleType) -> None:

@@ -181,10 +181,13 @@ def write_main(
     return str(file)
 
 
-def defines(cell: Cell) -> bool:
-    """Whether a child process may need definitions or values of a cell. Raises `SyntaxError`."""
-    body = ast.parse(cell.source, cell.filename).body
-    return bool(cell.names) or any(isinstance(one, _DEFINING) for one in body)
+def defines(cell: Cell) -> frozenset[str]:
+    """Return the names and imports of a cell that a child process may need. Raises `SyntaxError`."""
+    found = set(cell.names)
+    for one in ast.parse(cell.source, cell.filename).body:
+        if isinstance(one, _DEFINING):
+            found.add(getattr(one, "name", "") or ast.unparse(one))
+    return frozenset(found)
 
 
 def assigned(cell: Cell) -> set[str]:

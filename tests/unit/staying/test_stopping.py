@@ -141,3 +141,20 @@ def test_what_is_said_of_process_groups_after_a_cell(golden):
     # Two of the four ranks have run a cell so far.
     other = replace(first, rank=1)
     assert out_of_step.notice({0: first, 1: other}) == ""
+
+
+def test_an_error_after_the_interrupt_is_reported_with_it():
+    state = stopping.next_stage(of_cell())
+    failure = p.Failure(type="OSError", message="disk full\nmore", traceback="")
+    ends = [p.Ended(rank=rank, restart=0, outcome="signalled") for rank in RANKS]
+    assert stopping.raised_after(ended(state, ends)) == ""
+    ends[2] = p.Ended(rank=2, restart=0, outcome="raised", failure=failure)
+    assert stopping.raised_after(ended(state, ends)) == (
+        "After the interrupt an error was raised on 2: OSError: disk full"
+    )
+    assert stopping.raised_after(ended(of_cell(), ends)) == ""
+
+
+def ended(state: CellState, ends: list[p.Ended]) -> CellState:
+    whole = [p.CellEnded(cell=1, rank=one.rank, ended=one) for one in ends]
+    return take(state, [at(one, one.rank // 2, 2.0) for one in whole])

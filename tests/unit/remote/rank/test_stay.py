@@ -306,3 +306,92 @@ def test_a_cell_frees_old_values_and_its_names_are_those_that_it_has_assigned(
         "names: Model found gc made make model n seen weakref",
         "not loaded: ParcelError",
     ]
+
+
+INTERRUPTS = """
+import os
+reading, _ = os.pipe()
+os.dup2(reading, 0)
+sys.stdin = open(0)
+CATCHES = '''
+import time
+try:
+    say("first")
+    time.sleep(3600)
+except KeyboardInterrupt:
+    say("caught")
+time.sleep(3600)
+'''
+CLEANS_UP = '''
+try:
+    say("works")
+    time.sleep(3600)
+finally:
+    raise OSError("disk full")
+'''
+DEBUGGED = '''
+import builtins
+plain = builtins.input
+def ask(prompt):
+    say("prompt")
+    return plain(prompt)
+builtins.input = ask
+try:
+    breakpoint()
+    time.sleep(0)
+finally:
+    builtins.input = plain
+'''
+FULL = '''
+import gc, weakref
+gc.disable()
+class Cycle:
+    def __init__(self):
+        self.own = self
+def fill():
+    global seen
+    large = Cycle()
+    seen = weakref.ref(large)
+    raise MemoryError
+fill()
+'''
+def drive(book):
+    book.begin(CATCHES)
+    book.words.hear("first")
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL, failed=1))
+    book.words.hear("caught")
+    for failed in (1, -1, 1, -1):
+        book.ask(p.InterruptCell(cell=book.cell, ranks=ALL, failed=failed))
+    book.end()
+    book.begin(CLEANS_UP)
+    book.words.hear("works")
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
+    book.end()
+    book.begin(DEBUGGED)
+    book.words.hear("prompt")
+    book.ask(p.InterruptCell(cell=book.cell, ranks=ALL))
+    book.end()
+    book.begin(FULL, is_users=True)
+    book.end()
+    print("freed:", book.run("seen() is None").shown)
+    kept = len(list(folder.glob("*.cell*")))
+    for value in range(3):
+        book.run("import os\\ndef later(): pass", names={"lr": value})
+    print("files:", len(list(folder.glob("*.cell*"))) - kept)
+    book.ask("end")
+"""
+
+
+def test_interrupts_take_effect_and_hide_no_error_of_the_cell(torch_forks, tmp_path):
+    program = RANKS.replace("{drive}", INTERRUPTS)
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 1, program)
+    own = ("signalled", "OSError", "MemoryError", "returned", "freed", "files")
+    shown = [line.removeprefix("(Pdb) ") for line in seen]
+    assert [line for line in shown if line.startswith(own)] == [
+        "signalled  | ",
+        "OSError  | ",
+        "signalled  | ",
+        "MemoryError  | ",
+        "freed: True",
+        "files: 1",
+    ]

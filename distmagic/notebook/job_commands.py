@@ -82,6 +82,8 @@ def end(line: CommandLine) -> None:
     """End ranks that stay."""
     ranks = _stayed(line, "end")
     del line.notebook.ranks[ranks.name]
+    if ranks.done:
+        ranks.raise_end()
     ranks.end()
     print(f"the ranks of {ranks.name} have ended")
 

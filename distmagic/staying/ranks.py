@@ -367,7 +367,7 @@ class Ranks:
     ) -> CellState:  # fmt: skip
         """Run a cell to its end. Only a user's cell, with its `text`, may make ranks create their process groups again."""
         is_cell = bool(text)
-        if self.done:
+        if self.done or self.state.first_failure is not None or self.state.stopping:
             self.raise_end()
         is_of_all = len(ranks) == len(self.state.workers)
         anew = is_cell and self._is_out_of_step and is_of_all
@@ -393,13 +393,12 @@ class Ranks:
         return cell
 
     def _with_last_notices(self, cell: CellState) -> CellState:
-        """Return a finished cell with notices: the step after which it stopped, and whether process groups will be made
-        again.
-        """
+        """Return a finished cell with notices: how it stopped, and whether process groups will be made again."""
         self._last_ends.update(cell.ends)
         stale = out_of_step.notice(self._last_ends)
         self._is_out_of_step = bool(stale)
-        new = [text for text in (stopping.stopped_after(cell), stale) if text]
+        of_stop = stopping.stopped_after(cell), stopping.raised_after(cell)
+        new = [text for text in (*of_stop, stale) if text]
         run = replace(cell.run, notices=(*cell.run.notices, *new))
         return replace(cell, run=run)
 
@@ -523,7 +522,12 @@ class Ranks:
     def _error(self, cell: CellState) -> RunError | None:
         """Return the error of a finished cell; None if it succeeded."""
         error = error_of(cell.run, was_interrupted=False)
-        return self._with_lost(error) if error is not None and self.done else error
+        if error is None or not self.done:
+            return error
+        if cell.run.first_failure is None and not cell.stage:
+            # The rank that ended the session may have died before the cell.
+            error = error_of(self.state, was_interrupted=False) or error
+        return self._with_lost(error)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(lab, tmp_pat
         text = notebook.run("%%ranks pair\nimport os\nkept = 7\nos.getpid()")
         pid = int(text.splitlines()[-1].rpartition(" ")[2])
         send(host_of(lab, "dm2"), [pid], signal.SIGKILL)
-        wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+        assert "was ended by signal 9" in notebook.fail('pair["kept"]')
+        assert notebook.run("pair.done") == "True"
         assert "Lost with the ranks of pair: kept" in notebook.fail('pair["kept"]')
         text = notebook.fail("%%ranks pair\nkept")
         assert text.count("Lost with") == 1
@@ -83,6 +84,12 @@ def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(lab, tmp_pat
         text = notebook.fail("%%ranks pair\nimport os\nos.kill(os.getpid(), 9)")
         assert "was ended by signal 9" in text
         assert "Lost with the ranks of pair: nothing." in text
+        text = notebook.run("%%ranks pair\nimport os\nos.getpid()")
+        pid = int(text.splitlines()[-1].rpartition(" ")[2])
+        send(host_of(lab, "dm2"), [pid], signal.SIGKILL)
+        wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+        assert "was ended by signal 9" in notebook.fail("%distributed end pair")
+        assert "no ranks stay" in notebook.run("%distributed stay")
     lab.assert_clean()
 
 

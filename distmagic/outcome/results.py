@@ -33,9 +33,13 @@ class Files:
         name: str,
         write: Callable[[bytes], object],
         limit_bytes: int,
+        offset: int = 0,
     ) -> int:
-        """Pass a node's file to `write` in pieces; return its size. A new connection continues after a broken one."""
-        done = before = 0
+        """Pass a node's file to `write` in pieces, from byte `offset` on; return its size.
+
+        A new connection continues after a broken one.
+        """
+        done = before = offset
 
         def take(data: bytes) -> None:
             nonlocal done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ from distmagic.state.hangs import listed
 from distmagic.state.model import RunState
 from distmagic.tracking.points import Unsent
 from distmagic.tracking.writers import TensorBoard
+
+_STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogParts:
+    """The positions in a rank's logs of stdout and stderr between which a cell's output is. `ends` () means the end."""
+
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class Returned:
@@ -70,8 +81,10 @@ class Run(Returned):
         open_link: Callable[[int], Link],
         *,
         shown: bool,
+        logged: Mapping[int, LogParts] | None = None,
     ) -> None:
         self.state = state
+        self._logged = logged or {}
         self._files = Files(state.job, open_link)
         self._open_link = open_link
         self._shown_in = cell_number() if shown else None
@@ -129,7 +142,8 @@ class Run(Returned):
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return the whole output of a rank, fetched from its host. Rank -1 is torchrun: one node after another.
+        """Return the whole output of a rank, fetched from its host. Rank -1 is torchrun: one node after another. On ranks
+        that stay, it is that of this cell.
 
         `stream` is "stdout" or "stderr". None returns stdout, then stderr; with `by_time` their lines are in the order
         in which the host read them, accurate to about 0.1 s. Control characters are removed, except line breaks,
@@ -139,26 +153,31 @@ class Run(Returned):
         output comes from all nodes that were not lost. `%distributed logs` also prints output from a rank's earlier
         nodes. Raises `UsageError` for a rank that is unknown or has not started.
         """
-        streams = [stream] if stream else ["stdout", "stderr"]
+        streams = [stream] if stream else list(_STREAMS)
         lost = self.state.lost_nodes if self.state.is_elastic else set()
         there = [node for node in range(len(self.state.nodes)) if node not in lost]
         nodes = there if rank == -1 else [self._node_of(rank)]
+        part = self._logged.get(rank, LogParts(begins=(), ends=()))
+        begins = dict(zip(_STREAMS, part.begins, strict=False))
+        ends = dict(zip(_STREAMS, part.ends, strict=False))
         texts = []
         for node_rank in nodes:
-            data = {
-                one: self._read(node_rank, journal.log_name(rank, one))
-                for one in streams
-            }
+            data = {}
+            for one in streams:
+                begin, end = begins.get(one, 0), ends.get(one)
+                read = self._read(node_rank, journal.log_name(rank, one), begin)
+                data[one] = read if end is None else read[: end - begin]
             parts = list(data.values())
             if by_time:
                 events = self._read(node_rank, journal.CHATTER_FILE)
-                parts = [by_time_of(data, {}, events, rank)]
+                parts = [by_time_of(data, begins, events, rank, ends)]
             texts += [part.decode(errors="replace") for part in parts]
         return sanitize.log("".join(texts))
 
-    def _read(self, node_rank: int, name: str) -> bytes:
+    def _read(self, node_rank: int, name: str, offset: int = 0) -> bytes:
         data = io.BytesIO()
-        self._files.fetch(node_rank, name, data.write, job_requests.LOG_LIMIT_BYTES)
+        limit_bytes = job_requests.LOG_LIMIT_BYTES + offset
+        self._files.fetch(node_rank, name, data.write, limit_bytes, offset)
         return data.getvalue()
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
@@ -264,9 +283,10 @@ def left(
     small_results: Mapping[int, bytes],
     open_link: Callable[[int], Link],
     error: RunError | None,
+    logged: Mapping[int, LogParts] | None = None,
 ) -> Run:
     """Return the `Run` of a finished run. Raises the `error` of a failed one; its attribute `run` is the `Run`."""
-    run = Run(state, small_results, open_link, shown=error is None)
+    run = Run(state, small_results, open_link, shown=error is None, logged=logged)
     if error is None:
         return run
     error.run = run

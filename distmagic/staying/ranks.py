@@ -19,7 +19,7 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.outcome.detached import Detached
-from distmagic.outcome.run import Run, left
+from distmagic.outcome.run import LogParts, Run, left
 from distmagic.payload import local_modules
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped
@@ -89,6 +89,7 @@ class Ranks:
         self._theirs: dict[int, frozenset[str]] = {}
         self._sent: dict[int, Mapping[str, str]] = {}  # digests by name
         self._last_ends: dict[int, protocol.CellEnded] = {}
+        self._logged: dict[int, tuple[int, ...]] = {}  # at the end of the last cell
         self._is_out_of_step = False
         # Of the last cell: by it, a kernel finds the cell of an output.
         self._context = contextvars.copy_context()
@@ -514,10 +515,16 @@ class Ranks:
             for rank, end in cell.ends.items()
             if end.value
         }
+        logged = {}
+        for rank in state.workers:
+            end = cell.ends.get(rank)
+            begins, ends = self._logged.get(rank, ()), end.logged if end else ()
+            logged[rank] = LogParts(begins=begins, ends=ends)
+            self._logged[rank] = ends
         for line in cell_state.shown(cell.ends):
             print(line)  # noqa: T201  # what the cell shows
         # Not in a variable: this frame and the error's traceback would refer to each other.
-        return left(state, values, self._run.open_link, self._error(cell))
+        return left(state, values, self._run.open_link, self._error(cell), logged)
 
     def _error(self, cell: CellState) -> RunError | None:
         """Return the error of a finished cell; None if it succeeded."""

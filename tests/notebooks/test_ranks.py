@@ -173,6 +173,23 @@ needs = Needs()
     notebook.run('%%ranks\nif os.environ["RANK"] in "02":\n    os.rmdir("/tmp/needed")')
 
 
+def test_the_logs_of_a_cell_are_its_own_output(notebook):
+    notebook.run('%%ranks\nprint("the first cell")')
+    notebook.run("""\
+%%ranks -o second
+import sys
+print("the second cell")
+print("its warning", file=sys.stderr)
+""")
+    notebook.run('%%ranks\nprint("the third cell")')
+    text = repr("the second cell\nits warning\n")
+    assert notebook.run("second.logs(2)") == text
+    assert notebook.run('second.logs(2, "stderr")') == repr("its warning\n")
+    by_time = notebook.run("sorted(second.logs(2, by_time=True).splitlines())")
+    assert by_time == "['its warning', 'the second cell']"
+    assert "the first cell" in notebook.run("ranks.logs(2)")
+
+
 def test_a_long_cell_is_brought_before_it_runs(notebook):
     notebook.run("import random\ntext = random.Random(5).randbytes(400_000)")
     text = notebook.run("%%ranks\nlen(text)")

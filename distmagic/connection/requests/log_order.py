@@ -8,20 +8,31 @@ from distmagic.remote.wire import protocol
 
 
 def by_time_of(
-    streams: Mapping[str, bytes], skipped: Mapping[str, int], events: bytes, rank: int
+    streams: Mapping[str, bytes],
+    skipped: Mapping[str, int],
+    events: bytes,
+    rank: int,
+    stops: Mapping[str, int] | None = None,
 ) -> bytes:
     """Return the lines of a rank's streams in the order of the output events in a node's journal.
 
-    Each stream is the end of a log, after `skipped` bytes, or more if the host has removed some. Lines without an
-    event, because the journal is too short or behind, come last.
+    Each stream is the end of a log, after `skipped` bytes, or more if the host has removed some. With `stops` it ends
+    at these positions. Lines without an event, because the journal is too short or behind, come last.
     """
     chunks = []  # (stream, position of its end in the whole log)
     for line in events.split(b"\n")[:-1]:
         if line.startswith(b'{"t":"output"'):
             _, event = protocol.decode(line)
             assert isinstance(event, protocol.Output)
-            if event.rank == rank and event.stream in streams and event.size_bytes:
-                chunks.append((event.stream, event.offset + event.size_bytes))
+            end = event.offset + event.size_bytes
+            if (
+                event.rank != rank
+                or event.stream not in streams
+                or not event.size_bytes
+            ):
+                continue
+            if not stops or end <= stops.get(event.stream, end):
+                chunks.append((event.stream, end))
     ends = dict(chunks)  # the last position of each stream
     begins = {}
     for name, data in streams.items():

@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess, first_packet
@@ -230,6 +231,9 @@ class RankTable:
             self._write_streams(rank.streams, self.clock(), last=True)
             self._write_progress(rank, self.clock())
         for pause in rank.pauses:
+            if isinstance(pause, protocol.CellEnded):
+                logged = tuple(stream.text.log.end for stream in rank.streams)
+                pause = replace(pause, logged=logged)  # noqa: PLW2901
             self.journal.add(pause)
         rank.pauses = []
 

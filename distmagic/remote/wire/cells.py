@@ -103,7 +103,8 @@ class CellEnded:
 
     `shown` is the repr of the last expression, and `value` its parcel in base64, "" if it is too large. `names` are the
     names that cells on the rank have assigned. `groups` are its process groups, `holders` the variables that hold one;
-    `is_broken`: its groups were broken.
+    `is_broken`: its groups were broken. `logged` are the sizes of its logs at this end, of stdout and stderr; its agent
+    adds them.
     """
 
     cell: int
@@ -115,6 +116,7 @@ class CellEnded:
     groups: tuple[GroupCalls, ...] = ()
     holders: tuple[Word, ...] = ()
     is_broken: bool = False
+    logged: tuple[int, ...] = ()
 
 
 # Messages that the agent forwards to ranks, and events of ranks that it journals.

@@ -200,6 +200,10 @@ def test_a_rank_gets_one_line_a_prompt_and_only_the_one_it_waits_for(tmp_path):
     kinds = [type(one) for one in journaled]
     assert kinds == [p.Worker, p.Output, p.Paused]  # what it had written comes before
     assert table.has_paused
+    os.write(err[1], b"warning")
+    ended = p.Ended(rank=1, restart=0, outcome="returned")
+    say(p.CellEnded(cell=1, rank=1, ended=ended))
+    assert journaled[-1].logged == (13, 7)
     typed(2, "for another prompt")
     typed(1, "for another rank", of=0)
     typed(1, "p x\nimport os")

@@ -27,6 +27,9 @@ from distmagic.transports import Process, Transport
 from distmagic.transports.time_limits import TimeLimit
 
 BOOT_TIMEOUT_S = 30.0
+# Time limit of a request for which the host looks at all files below a folder. A slow file server takes half a minute for
+# a thousand jobs.
+WALK_S = 600.0
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
@@ -34,6 +37,11 @@ _SLOWEST_BYTES_PER_S = 5e6
 _STRANGE = 1000
 
 M = TypeVar("M")
+
+
+def patience_s(files: int, size_bytes: int) -> float:
+    """Return how long a host may read or copy files: its home may be on a slow, shared file server."""
+    return BOOT_TIMEOUT_S + _S_PER_FILE * files + size_bytes / _SLOWEST_BYTES_PER_S
 
 
 class Link:
@@ -98,12 +106,15 @@ class Link:
         """Send a message. Raises `ConnectionLost`."""
         self.write(protocol.encode(message))
 
-    def query(self, request: protocol.Message, kind: type[M]) -> M:
+    def query(
+        self, request: protocol.Message, kind: type[M], limit_s: float | None = None
+    ) -> M:
         """Send a request whose answer is one line of this type, and return the answer.
 
-        Raises `PreflightError` if the host refuses, `Unreachable` after `BOOT_TIMEOUT_S`, and the errors of `answer`.
+        Raises `PreflightError` if the host refuses, `Unreachable` after `limit_s`, by default `BOOT_TIMEOUT_S`, and the
+        errors of `answer`.
         """
-        with self.bounded(BOOT_TIMEOUT_S):
+        with self.bounded(limit_s or BOOT_TIMEOUT_S):
             self.send(request)
             return self.answer(kind)
 
@@ -164,14 +175,8 @@ class Link:
         self._last = 0
         self.agent_error = ""
         if request.work is not None:
-            # The host's home may be on a slow, shared file server.
-            patience_s = (
-                BOOT_TIMEOUT_S
-                + _S_PER_FILE * request.work.files
-                + request.work.size_bytes / _SLOWEST_BYTES_PER_S
-            )
             with self.bounded(
-                patience_s,
+                patience_s(request.work.files, request.work.size_bytes),
                 "did not bring its files into the working directory",
             ):
                 self.send(request)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distmagic import names, sanitize
 from distmagic.connection.first_links import FirstLinks
-from distmagic.connection.link import Link
+from distmagic.connection.link import Link, patience_s
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import files_at, local_file
@@ -102,14 +102,18 @@ def _put_batch(
         owner=names.owner(),
     )
 
+    size_bytes = sum(one.blob.size_bytes for one in local.values())
+    # The host reads all of it, and may copy it to another disk.
+    limit_s = patience_s(len(local), size_bytes)
+
     def place(link: Link) -> frozenset[str]:
-        return frozenset(link.query(request, protocol.MissingBlobs).sha256)
+        return frozenset(link.query(request, protocol.MissingBlobs, limit_s).sha256)
 
     lacking = in_parallel(place, links)
     for _ in range(_TRIES):
         wanted = frozenset().union(*lacking)
         if not wanted:
-            line.add(sum(one.blob.size_bytes for one in local.values()))
+            line.add(size_bytes)
             return
         there = [index for index, names in enumerate(lacking) if names]
         taking = [links[index] for index in there]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
+from distmagic.transports import time_limits
 from distmagic.transports.asking import Asker
 from tests.builders.links import lines, reply
 from tests.builders.plans import FACTS
@@ -59,6 +61,21 @@ def fails(start: p.StartNode) -> list[p.Message]:
         rank=start.node_rank, restart=0, outcome="raised", code=1, failure=failure
     )
     return [*runs_on(start), ended, p.EngineEnded(code=1), p.Final(reason="failed")]
+
+
+def after(seconds: float, *answer: p.Message) -> Answer:
+    """Return an answer for which a host takes so long: each time limit of this process that is due by then expires."""
+
+    def answered(_: p.Message) -> Sequence[p.Message]:
+        now_s = time.monotonic() + seconds
+        for limit, due_s in time_limits._watcher.due_s.copy().items():
+            if due_s <= now_s:
+                limit.call_off()
+                limit.is_over = True
+                limit.act()
+        return answer
+
+    return answered
 
 
 class FakeHost:

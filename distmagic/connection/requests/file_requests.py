@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from distmagic.connection.link import BOOT_TIMEOUT_S, Link
+from distmagic.connection.link import WALK_S, Link
 from distmagic.errors import ConnectionLost, ProtocolError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.remote.records.found_files import is_wanted
@@ -28,7 +28,7 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
     except NUL, so display it with `repr` or `sanitize`.
     """
     found: list[FoundFile] = []
-    with link.bounded(BOOT_TIMEOUT_S):
+    with link.bounded(WALK_S):
         link.send(protocol.ListFiles(folder=folder, pattern=pattern))
         while some := link.answer(protocol.FoundFiles).files:
             for file in some[: MOST_FILES - len(found)]:

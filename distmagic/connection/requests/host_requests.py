@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import time
 
-from distmagic.connection.link import BOOT_TIMEOUT_S, Link
+from distmagic.connection.link import BOOT_TIMEOUT_S, WALK_S, Link
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_JOBS
-
-_LISTING_S = (
-    # Time limit for all of it; a slow file server takes half a minute for a thousand jobs.
-    600.0
-)
 
 
 def route_to(link: Link, peer: str) -> protocol.Route:
@@ -60,7 +55,7 @@ def claim_devices(
 def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
     """Return the host's jobs, or one `job`, oldest first; very long lists are cut."""
     found: list[protocol.JobListing] = []
-    with link.bounded(_LISTING_S, "had no end of its list of jobs"):
+    with link.bounded(WALK_S, "had no end of its list of jobs"):
         link.send(protocol.ListJobs(job=job))
         while True:
             with link.bounded(BOOT_TIMEOUT_S):
@@ -76,7 +71,7 @@ def remove_job(link: Link, job: str, owner: str = "") -> int:
     With an `owner`, the host removes nothing of a job that its records assign to another owner.
     """
     request = protocol.RemoveJob(job=job, owner=owner)
-    return link.query(request, protocol.Removed).size_bytes
+    return link.query(request, protocol.Removed, WALK_S).size_bytes
 
 
 def prune_blobs(link: Link, *, removes: bool, owner: str = "") -> int:
@@ -85,14 +80,15 @@ def prune_blobs(link: Link, *, removes: bool, owner: str = "") -> int:
     With an `owner`, files of other owners are left out.
     """
     request = protocol.PruneBlobs(removes=removes, owner=owner)
-    return link.query(request, protocol.Removed).size_bytes
+    return link.query(request, protocol.Removed, WALK_S).size_bytes
 
 
 def list_work_dirs(link: Link) -> tuple[protocol.KeptWorkDir, ...]:
     """Return the working directories on the host."""
-    return link.query(protocol.ListWorkDirs(), protocol.WorkDirs).dirs
+    return link.query(protocol.ListWorkDirs(), protocol.WorkDirs, WALK_S).dirs
 
 
 def remove_work_dir(link: Link, name: str) -> int:
     """Remove a working directory on the host; return the bytes. Raises `PreflightError` if a job uses it."""
-    return link.query(protocol.RemoveWorkDir(name=name), protocol.Removed).size_bytes
+    request = protocol.RemoveWorkDir(name=name)
+    return link.query(request, protocol.Removed, WALK_S).size_bytes

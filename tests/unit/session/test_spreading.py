@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import UsageError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.wire import protocol
 from distmagic.session import spreading
 from distmagic.session.spreading import batches, named_files
+from tests.builders.hosts import FakeHost, after, reach
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -48,3 +51,20 @@ def test_a_batch_is_full_by_its_bytes_or_by_its_files_and_never_empty(monkeypatc
     found = ["".join(batch) for batch in batches(files, sizes.__getitem__)]
     assert found == ["a", "b", "cde", "f"]
     assert list(batches({}, sizes.__getitem__)) == []
+
+
+def test_a_host_may_read_a_large_file_for_longer_than_it_may_be_silent(
+    tmp_path, monkeypatch
+):
+    """It compares the SHA-256 of the whole file, with whatever is there already."""
+
+    def of_19_gb(path: Path) -> LocalBlob:
+        blob = protocol.Blob(sha256="a" * 64, size_bytes=19 << 30)
+        return LocalBlob(blob=blob, path=path, is_users=True)
+
+    host = FakeHost("gpu-a")
+    host.answers[protocol.PlaceFiles] = after(120.0, protocol.MissingBlobs())
+    monkeypatch.setattr(spreading, "local_file", of_19_gb)
+    source = write(tmp_path, model="weights") / "model"
+    assert spreading.put(reach(host), [source], "there") == (1, 7)
+    assert len(host.requests_of(protocol.PlaceFiles)) == 1

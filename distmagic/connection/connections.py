@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 from distmagic.connection.idle_links import IdleLinks
 from distmagic.connection.link import Link
@@ -22,6 +23,7 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.payload.bundle import build
+from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
@@ -50,6 +52,8 @@ class Connections:
         self._connect = connect
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
+        self._links: WeakSet[Link] = WeakSet()  # all that were opened over them
+        self._opening: list[_Key] = []  # keys of links that are being opened
         self._closings = 0  # how often all connections were closed
         self._connecting: dict[_Key, threading.Lock] = {}
         # Protects the attributes above; never held during a blocking call.
@@ -71,6 +75,19 @@ class Connections:
             return self.link(LOCALHOST, access, asker)
 
     def _link(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
+        with self._lock:
+            self._opening.append(key)
+        try:
+            link = self._opened(key, host, access, asker)
+            with self._lock:
+                self._links.add(link)
+        finally:
+            with self._lock:
+                self._opening.remove(key)
+        self._end_older(key)
+        return link
+
+    def _opened(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
         python, bundle = access.interpreter(host), build()
         known = self._open.get(key)
         if known is not None:
@@ -80,6 +97,31 @@ class Connections:
                 self._drop(known)
         transport = self._connected(key, host, access, asker)
         return open_link(host, transport, python, bundle, access)
+
+    def _end_older(self, key: _Key) -> None:
+        """End connections to the same host from before an edit of the SSH configuration, unless a run uses them."""
+        with self._lock:
+            opened, links = list(self._open.items()), list(self._links)
+        for one, transport in opened:
+            if one == key:
+                return  # the others are newer
+            if replace(one, config_versions=key.config_versions) != key:
+                continue
+            own = [link for link in links if link.transport is transport]
+            for link in own:
+                idle = self._idle.take((one, link.interpreter))
+                if idle is not None:
+                    idle.close()
+            with self._lock:
+                is_used = one in self._opening or any(
+                    link.transport is transport and not link.is_closed
+                    for link in self._links
+                )
+                if is_used or self._open.get(one) is not transport:
+                    continue
+                del self._open[one]
+            # On a thread of its own: the machine may be gone.
+            threads.begin("run", transport.close)
 
     def _connected(
         self, key: _Key, host: Host, access: Access, asker: Asker
@@ -115,6 +157,7 @@ class Connections:
                 # The user may have changed the configuration meanwhile.
                 return self.link(host, access, asker)
             else:
+                self._end_older(key)
                 return link
         return self._link(key, host, access, asker)
 

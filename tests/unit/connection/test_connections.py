@@ -22,7 +22,7 @@ from tests import REPOSITORY
 from tests.builders.links import FakeProcess, lines, reply
 from tests.builders.plans import FACTS
 from tests.builders.shell import completed
-from tests.lab.waiting import HANG_S
+from tests.lab.waiting import HANG_S, wait_until
 
 
 class FakeHost:
@@ -97,6 +97,28 @@ def test_after_an_edit_of_the_ssh_configuration_a_host_is_connected_to_anew(kern
     assert cast(Any, new.transport) is kernel.logins[1]
     assert old.transport is not new.transport
     assert not kernel.logins[0].is_closed  # a run may still use it
+
+
+def test_after_an_edit_nothing_idle_is_left_of_the_connection_before(kernel):
+    idle = kernel.link()
+    kernel.keep_idle(idle)
+    move(kernel)
+    kernel.take_idle()
+    assert idle.is_closed
+    wait_until(lambda: kernel.logins[0].is_closed, "the end of the older connection")
+    assert not kernel.logins[1].is_closed
+
+
+def test_a_connection_from_before_an_edit_ends_with_the_last_run_that_uses_it(kernel):
+    of_run = kernel.link()
+    move(kernel)
+    new = kernel.link()
+    kernel.keep_idle(of_run)  # the run has ended
+    kernel.keep_idle(new)
+    assert not kernel.logins[0].is_closed
+    assert kernel.take_idle() is new
+    assert of_run.is_closed
+    wait_until(lambda: kernel.logins[0].is_closed, "the end of the older connection")
 
 
 def test_an_idle_link_to_the_machine_of_before_an_edit_is_not_taken(kernel):

@@ -28,7 +28,10 @@ class KeyAgent:
         self._stream: socket.socket | None = None
 
     def keys(self, timeout_s: float) -> tuple[tuple[bytes, str], ...]:
-        """Return the public half and the comment of each of its keys, in its order."""
+        """Return the public half and the comment of each of its keys, in its order.
+
+        Raises OSError only if this process may open no more files.
+        """
         if self.path is None:
             return ()
         self.close()

@@ -99,7 +99,12 @@ class LogIn:
         """Yield each key and its certificates: those of CertificateFile before it, those next to its file after it."""
         agent, resolved = self.agent, self.resolved
         # If the agent is silent, half of the time is left for key files.
-        listed = agent.keys(self.deadline.remaining() / 2)
+        remaining_s = self.deadline.remaining()
+        try:
+            listed = agent.keys(remaining_s / 2)
+        except OSError as error:
+            where = self.session.where
+            raise troubles.of_socket(where, error, remaining_s) from None
         if agent.trouble:
             self.tried.append(f"ssh agent {agent.path} ({agent.trouble})")
         of_agent = [agent_key(agent, blob, comment) for blob, comment in listed]

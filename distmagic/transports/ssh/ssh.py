@@ -228,7 +228,7 @@ class _Attempt:
             )
         stream: Stream
         if resolved.proxy_command is not None:
-            stream, process = run_proxy(resolved.proxy_command)
+            stream, process = run_proxy(resolved.proxy_command, self._where())
             self._keep(process, deadline)
         else:
             stream = dial(resolved.hostname, resolved.port, self._where(), deadline)

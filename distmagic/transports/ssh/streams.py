@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -110,12 +111,23 @@ class ProxyProcess:
                 os.killpg(self._process.pid, signal.SIGTERM)
 
 
-def run_proxy(command: str) -> tuple[ProxyStream, ProxyProcess]:
-    """Start a ProxyCommand; return its stream, and the process, which the caller closes."""
-    to_stdin, stdin = socket.socketpair()
-    from_stdout, stdout = socket.socketpair()
-    with stdin, stdout:
+def run_proxy(command: str, where: str) -> tuple[ProxyStream, ProxyProcess]:
+    """Start a ProxyCommand; return its stream, and the process, which the caller closes. Raises `Trouble`."""
+    ends: list[socket.socket] = []
+    try:
+        ends += socket.socketpair()
+        ends += socket.socketpair()
+        to_stdin, stdin, from_stdout, stdout = ends
         process = ProxyProcess(command, stdin, stdout)
+    except OSError as error:
+        for end in ends:
+            end.close()
+        if error.errno == errno.EMFILE:
+            raise troubles.TOO_MANY_FILES(where) from None
+        why = f"its ProxyCommand can't be started: {error.strerror or error}"
+        raise troubles.BROKEN(where, why) from None
+    stdin.close()
+    stdout.close()
     return ProxyStream(to_stdin, from_stdout), process
 
 

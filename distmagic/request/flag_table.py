@@ -133,7 +133,7 @@ _OF_THE_CELL = (
     Flag(
         "stay-idle",
         "times",
-        "ranks that stay end after this time without a cell: 30m (with the kernel)",
+        "ranks that stay end after this time without a cell, and with idle GPUs: 30m (with the kernel)",
         "TIME",
         read=parse_duration,
         not_with="export workflow",

@@ -61,7 +61,8 @@ class Request:
     output: str | None = None  # the name after `-o`
     stay: str | None = None  # the name of ranks that stay
     ranks: tuple[int, ...] = ()  # those of them that run the cell, () for all
-    stay_idle_s: float | None = None  # they end after this time without a cell
+    # They end after this time without a cell and without work on their GPUs; `--idle` of their hosts sets it, too.
+    stay_idle_s: float | None = None
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
 
 
@@ -104,6 +105,8 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     given["env"] = tuple(_variable(text, defaults.environ) for text in args.env)
     _check_once("--env", [name for name, _ in given["env"]])
     asked = _fields_of(Request, args)
+    if args.stay is not None and args.stay_idle is None:
+        asked["stay_idle_s"] = args.idle  # their hosts are in use as long as they are
     asked.update(
         spec=JobSpec(**given),
         access=_access(args, defaults.access, system),

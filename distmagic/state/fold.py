@@ -21,6 +21,7 @@ from distmagic.state.builder import RunStateBuilder
 from distmagic.state.events import Event
 from distmagic.state.model import ANY_TERMS, NodeState, RunState
 from distmagic.state.phases import GangState
+from distmagic.state.standstill import IDLE_SHARE
 
 _GANG: dict[str, GangState] = {
     "joined": "joined",
@@ -29,7 +30,6 @@ _GANG: dict[str, GangState] = {
     "lost": "lost",
 }
 SKIPPED = "some older reports and lines of output are left out: its journal no longer has them (its logs may)"
-IDLE_SHARE = 0.05  # a GPU with less utilization counts as idle
 # Longest gap between two measurements; agents measure every two seconds.
 _UNSEEN_S = 60.0
 UNHEARD = "none of its heartbeats reached the other hosts"

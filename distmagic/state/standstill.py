@@ -29,6 +29,7 @@ from distmagic.state.model import RunState, WorkerState
 
 PATIENCE_S = 10.0
 IDLE_S = 1800.0  # unused GPUs are reported after this time
+IDLE_SHARE = 0.05  # a GPU with less utilization counts as idle
 _USUAL_STEPS = 5
 _FIRST_STEP_S = 60.0  # for a rank whose usual step time is unknown: it may compile, or read its data
 # After all ranks have stood still for so long, they are asked for their stacks.
@@ -63,6 +64,19 @@ def idle_hosts(state: RunState) -> dict[str, float]:
         return {}
     found = {node.host: node.gpus_idle_s for node in state.nodes}
     return {host: idle_s for host, idle_s in found.items() if idle_s >= IDLE_S}
+
+
+def uses_gpus(state: RunState, since_s: float) -> bool:
+    """Whether a measurement after `since_s` shows that a GPU of the ranks works. Unknown utilization does not count."""
+    new = {node.node_rank for node in state.nodes if node.looked_at_s > since_s}
+    for worker in state.workers.values() if new else ():
+        hardware = state.nodes[worker.node_rank].hardware
+        if worker.node_rank not in new or hardware is None or worker.gpu is None:
+            continue
+        for gpu in hardware.gpus[worker.gpu : worker.gpu + 1]:
+            if (gpu.utilization or 0.0) >= IDLE_SHARE:
+                return True
+    return False
 
 
 def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:

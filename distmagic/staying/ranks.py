@@ -134,7 +134,7 @@ class Ranks:
             if self.idle.is_up or isinstance(error, TimedOut):
                 limit = duration(self.idle.limit_s)
                 cause = TimedOut(
-                    f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle)."
+                    f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle, --idle)."
                 )
             raise self._with_lost(cause) from None
         if isinstance(after, Detached):

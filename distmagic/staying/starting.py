@@ -24,6 +24,8 @@ from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.place import Place
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
+from distmagic.state.model import RunState
+from distmagic.state.standstill import uses_gpus
 from distmagic.staying import modules
 from distmagic.staying.control import Control
 from distmagic.staying.idle import IdleTime
@@ -44,7 +46,7 @@ def start(
     is_kept = request.spec.on_disconnect == "keep"
     control = Control(request.stay_idle_s if is_kept else None)
     idle = IdleTime(request.stay_idle_s or math.inf, clock)
-    screen = _OfSession(idle, can_type=can_type, is_kept=is_kept)
+    screen = SessionScreen(idle, can_type=can_type, is_kept=is_kept)
     name = request.stay or ""
     with place.given_up_after_error():
         payload = _payload(plan, name, limit_bytes)
@@ -67,7 +69,7 @@ def attach(
     """Follow ranks that stay and outlive kernels, under this name here. `first_links` lead to the hosts of their job."""
     control = Control(job.terms.ends_idle_s)
     idle = IdleTime(job.terms.ends_idle_s or math.inf, clock)
-    screen = _OfSession(idle, can_type=can_type, is_kept=True)
+    screen = SessionScreen(idle, can_type=can_type, is_kept=True)
     state = replace(begin(job.name, job.hosts, job.terms), variable=name)
     shown = BackgroundScreen(state, screen)
     follow = partial(session.attach, first_links, job, shown, name, control)
@@ -95,10 +97,10 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
     )
 
 
-class _OfSession(NoScreen):
+class SessionScreen(NoScreen):
     """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long.
 
-    Hosts stop one that `is_kept`. `on_notice` is called some time before that.
+    Hosts stop one that `is_kept`, for its time without a cell alone. `on_notice` is called some time before that.
     """
 
     def __init__(self, idle: IdleTime, *, can_type: bool, is_kept: bool) -> None:
@@ -106,6 +108,14 @@ class _OfSession(NoScreen):
         self._idle = idle
         self._can_type = can_type
         self._is_kept = is_kept
+        self._looked_at_s = 0.0
+
+    def show(self, state: RunState) -> None:
+        """Look at new measurements of the ranks' GPUs."""
+        if not self._is_kept and uses_gpus(state, self._looked_at_s):
+            self._idle.note_gpu_use()
+        looked_at_s = [node.looked_at_s for node in state.nodes]
+        self._looked_at_s = max(looked_at_s, default=0.0)  # no host is known yet
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Stop the session when its idle time is up."""

@@ -110,7 +110,7 @@ def test_ranks_that_stay_without_a_cell_end_after_their_idle_time(
         assert re.search("they end in (10 h 00|9 h 59) min unless a cell runs", text)
         assert notebook.run("%%ranks --stay-idle 1s\nkept").endswith(": 7\n")
         wait_until(lambda: notebook.run("ranks.done") == "True", "the end")
-        cause = "no cell ran on them for 1 s (--stay-idle)"
+        cause = "no cell ran on them for 1 s (--stay-idle, --idle)"
         assert cause in notebook.fail('ranks["kept"]')
         text = notebook.fail("%%ranks\nkept")
         assert cause in text

@@ -538,6 +538,16 @@ def test_ranks_that_stay_and_those_of_them_on_which_a_cell_runs():
         "--stay exp --stay-idle 30m --on-disconnect keep", flags.Defaults()
     )
     assert request.spec.on_disconnect == "keep"
+    # The idle time of the hosts counts for ranks that would keep them in use, if the user has named it.
+    on_slurm = "--stay exp --on slurm --nodes 2"
+    for line, limit_s in (
+        (on_slurm, None),
+        (f"{on_slurm} --idle 20m", 1200.0),
+        (f"{on_slurm} --idle 20m --stay-idle 5m", 300.0),
+    ):
+        assert flags.parse_line(line, flags.Defaults()).stay_idle_s == limit_s
+    usual = flags.parse_line("--on slurm --nodes 2 --idle 20m", flags.Defaults())
+    assert usual.stay_idle_s is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from distmagic.render.notes import notes
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import fold
 from distmagic.state.model import RunState
-from distmagic.state.standstill import idle_hosts
+from distmagic.state.standstill import idle_hosts, uses_gpus
 from tests.builders.events import at, begun, progress
 
 AT_WORK, IDLE = 0.5, 0.04
@@ -71,3 +71,15 @@ def test_only_the_gpus_of_its_own_ranks_count():
 def test_after_its_end_a_run_holds_nothing():
     state = on_gpus(*looks(IDLE, IDLE))
     assert idle_hosts(fold(state, [at(Gone(), node) for node in (0, 1)])) == {}
+
+
+@pytest.mark.parametrize(("shares", "since_s", "found"), [
+    ((AT_WORK, 0.0), 0.0, True),
+    ((IDLE, IDLE), 0.0, False),
+    ((None, None), 0.0, False),
+    ((), 0.0, False),
+    ((AT_WORK, AT_WORK), 1900.0, False),
+    ((IDLE, IDLE, AT_WORK), 0.0, False),
+], ids=["one works", "idle", "unknown", "none", "nothing new", "another's"])  # fmt: skip
+def test_whether_the_gpus_of_ranks_work(shares, since_s, found):
+    assert uses_gpus(on_gpus(*looks(*shares)), since_s) is found

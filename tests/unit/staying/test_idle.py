@@ -6,7 +6,11 @@ import math
 
 import pytest
 
+from distmagic.remote.wire import protocol as p
+from distmagic.state.fold import fold
 from distmagic.staying.idle import IdleTime
+from distmagic.staying.starting import SessionScreen
+from tests.builders.events import at, begun, progress
 
 
 class Clock:
@@ -74,3 +78,52 @@ def test_a_notice_comes_too_late_after_the_end_and_never_without_a_limit():
     idle.end_cell()
     clock.now_s += 1e9
     assert not idle.notice_is_due()
+
+
+def test_gpus_that_work_are_no_idle_time_and_end_no_cell():
+    clock = Clock()
+    idle = IdleTime(30.0, clock)
+    idle.note_gpu_use()
+    assert idle.left_s == math.inf, "before the first cell"
+    assert idle.begin_cell()
+    idle.note_gpu_use()
+    assert idle.left_s == math.inf, "during a cell"
+    idle.end_cell()
+    clock.now_s += 20
+    assert idle.notice_is_due()
+    idle.note_gpu_use()
+    clock.now_s += 20
+    assert idle.notice_is_due(), "the time has begun anew"
+    assert (idle.left_s, idle.runs_out()) == (10.0, False)
+    clock.now_s += 10
+    assert idle.runs_out()
+
+
+def test_a_session_ends_when_no_new_measurement_shows_work():
+    clock = Clock()
+    idle = IdleTime(30.0, clock)
+    screen = SessionScreen(idle, can_type=False, is_kept=False)
+    kept = IdleTime(30.0, clock)  # of ranks whose hosts count their cells alone
+    kept_screen = SessionScreen(kept, can_type=False, is_kept=True)
+    state = begun(progress(0, device="cuda:0", step=1.0))
+    idle.end_cell()
+    kept.end_cell()
+    asked = []
+    # A thread that a cell has left works for a minute.
+    for share, at_s in (
+        (0.9, 10.0),
+        (0.9, 30.0),
+        (0.9, 60.0),
+        (0.04, 80.0),
+        (0.0, 89.0),
+        (None, 90.0),
+    ):
+        clock.now_s = 100.0 + at_s
+        gpus = (p.Gpu(utilization=share),)
+        state = fold(state, [at(p.Hardware(gpus=gpus), 0, at_s)])
+        screen.show(state)
+        screen.show(state)  # the same measurement again
+        kept_screen.show(state)
+        asked.append(screen.requests())
+    assert asked == [(), (), (), (), (), ("stop",)]
+    assert kept.left_s == 0.0

@@ -7,6 +7,8 @@ matching line decides, and `.distmagicignore` comes after `.gitignore`: `!data/`
 
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +43,7 @@ class Rules:
                 )
             except (FileNotFoundError, IsADirectoryError):
                 continue
-            spec = GitIgnoreSpec.from_lines(text.splitlines())
-            found.append((f"{folder}/{name}", spec))
+            found.append((f"{folder}/{name}", _spec(text)))
         return Rules((*self.specs, *found)) if found else self
 
     def ignored_by(self, path: str, *, is_folder: bool) -> str:
@@ -58,6 +59,16 @@ class Rules:
             if decision is not None:
                 return file if decision else ""
         return ""
+
+
+def _spec(text: str) -> GitIgnoreSpec:
+    """Return the rules of an ignore file. An invalid line, such as `[z-a]`, is dropped."""
+    valid = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, re.error):
+            GitIgnoreSpec.from_lines([line])
+            valid.append(line)
+    return GitIgnoreSpec.from_lines(valid)
 
 
 def rules_above(folder: Path) -> Rules:

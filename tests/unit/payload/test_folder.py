@@ -10,6 +10,7 @@ from pathlib import Path
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import folder as folders
 from distmagic.payload.folder import check_size, contents_of
+from distmagic.payload.work_files import may_travel
 from tests.builders.shell import completed
 
 
@@ -111,6 +112,19 @@ def test_the_ignore_files_count_as_in_git(project):
     listed = completed(["git", "-C", str(project), "ls-files", "--others", "--exclude-standard"])  # fmt: skip
     assert files_of(project) == sorted(listed.stdout.split())
     assert "data/keep.log" in files_of(project)
+
+
+def test_an_invalid_line_of_an_ignore_file_matches_nothing_as_in_git(project):
+    write(project, a_dot_log="", build__b="", data__c="", keep_dot_log="")
+    lines = ["!", "build\\", "[z-a]", "*.log", "!keep.log", "[a-\\]", "\\"]
+    (project / ".gitignore").write_text("\n".join(lines))
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    listed = completed(["git", "-C", str(project), "ls-files", "--others", "--exclude-standard"])  # fmt: skip
+    assert files_of(project) == sorted(listed.stdout.split())
+    assert "a.log" not in files_of(project)
+    # The file of a parent folder counts, too.
+    assert files_of(project / "data") == ["c"]
+    assert may_travel(project, 1 << 20)
 
 
 def test_distmagicignore_comes_after_gitignore_and_brings_back_what_git_ignores(

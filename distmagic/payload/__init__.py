@@ -5,13 +5,13 @@ package only writes files on the notebook machine; runner/delivery.py sends them
 
     blobs.py           content-addressed files on this machine
     bundle.py          the part of distmagic that runs on hosts, as one zip
+    ignored.py         rules of .gitignore and .distmagicignore: files that are not sent
+    folder.py          chooses the files of a folder that are sent
     local_modules.py   finds the user's own modules, which hosts don't have
     on_ranks.py        faults of a program that are visible in its text before it runs
     refused.py         values that must not be sent although they can be pickled
     pack.py            turns a call, its code and its large values into a `Payload`
     program.py         the same for a script with its arguments
-    ignored.py         rules of .gitignore and .distmagicignore: files that are not sent
-    folder.py          chooses the files of a folder that are sent
     tree.py            turns files into blobs, and a list of them
     work_files.py      all files that a run sends: a folder, and local modules
     sizes.py           sizes in words

@@ -127,6 +127,16 @@ def file_of(path: Path) -> LocalFile:
     )
 
 
+def content_of(path: Path) -> bytes:
+    """Return the content of a file to send. Raises `PayloadError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PayloadError(
+            f"{path} can't be read: {error.strerror or error}.", "Make it readable."
+        ) from None
+
+
 def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
     """Add a file; add a link that stays in the folder, as a relative one, and record one that leads outside."""
     here = Path(entry.path)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType
 
 from distmagic.errors import PayloadError
+from distmagic.payload.folder import content_of
 
 MAX_FILES = 2_000
 MAX_BYTES = 20 << 20
@@ -50,7 +51,7 @@ def found(
     """Return the local modules in `names` and those that they import in turn, in alphabetical order.
 
     For a program, `script` is the directory from which it imports first, and `current` has modules that are importable
-    nowhere else. Raises `PayloadError` for a package that is too large, except for a program.
+    nowhere else. Raises `PayloadError` for a package that is too large or unreadable, except for a program.
     """
     modules: dict[str, LocalModule] = {}
     waiting, done = sorted(set(map(_top, names))), set[str]()
@@ -178,13 +179,13 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, text) of all Python files of a module."""
+    """Yield (path, text) of all Python files of a module. Raises `PayloadError`."""
     if module.file is not None:
-        yield str(module.file), module.file.read_bytes()
+        yield str(module.file), content_of(module.file)
     count = size = 0
     for place in module.places:
         for file in python_files(place):
-            data = file.read_bytes()
+            data = content_of(file)
             count += 1
             size += len(data)
             if count > MAX_FILES or size > MAX_BYTES:
@@ -198,7 +199,10 @@ def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files of a package's directory."""
+    """Yield the Python files of a package's directory.
+
+    No module has a name that begins with a dot: Emacs' lock of an unsaved train.py is a dangling link, .#train.py.
+    """
     for folder, names, files in os.walk(root):
         names[:] = sorted(
             name for name in names if name != "__pycache__" and not name.startswith(".")
@@ -207,8 +211,11 @@ def python_files(root: Path) -> Iterator[Path]:
             names.clear()
             continue
         for name in sorted(files):
-            if name.endswith(".py"):
-                yield Path(folder, name)
+            if not name.endswith(".py") or name.startswith("."):
+                continue
+            path = Path(folder, name)
+            if os.path.isfile(path):  # noqa: PTH113 - False in a folder that can't be searched
+                yield path
 
 
 def is_installed(path: str | os.PathLike[str]) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, MappingProxyType
 
+from distmagic.payload.folder import content_of
 from distmagic.payload.local_modules import (
     MAX_FILES,
     LocalModule,
@@ -222,14 +223,14 @@ def of_modules(modules: Iterable[LocalModule]) -> Iterator[Text]:
 
 
 def of_program(start: Path, folder: Path) -> Iterator[Text]:
-    """Yield the text of a script, and of the modules that it imports from a folder, in turn."""
+    """Yield the text of a script, and of the modules that it imports from a folder, in turn. Raises `PayloadError`."""
     waiting, seen = [start], set[Path]()
     while waiting and len(seen) < MAX_FILES:
         path = waiting.pop()
         if path in seen or not path.is_file():
             continue
         seen.add(path)
-        data = path.read_bytes()
+        data = content_of(path)
         yield path.name, data, None
         for name in imports_of_text(data):
             top = folder / name.partition(".")[0]

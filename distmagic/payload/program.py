@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distmagic.errors import UsageError
 from distmagic.payload import on_ranks
+from distmagic.payload.folder import content_of
 from distmagic.payload.local_modules import LocalModule, found, imports_of_text
 from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.payload.work_files import may_travel, place_of
@@ -88,7 +89,7 @@ def _modules(
     own = current if script is None else script.parent
     names = [program.target]
     if script is not None:
-        names = list(imports_of_text(script.read_bytes()))
+        names = list(imports_of_text(content_of(script)))
     modules, roots = [], []
     at = place_of(folder, current)[0] if folder is not None else ""
     for one in found(names, own, current):

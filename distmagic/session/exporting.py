@@ -14,7 +14,7 @@ from distmagic.exports import folder, systems
 from distmagic.exports.job import PROGRAM, ExportedJob, ExportedProgram, File, text_file
 from distmagic.exports.on_nodes import run_call, run_node, run_rank
 from distmagic.payload import bundle, local_modules, work_files
-from distmagic.payload.folder import Contents, check_size
+from distmagic.payload.folder import Contents, check_size, content_of
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
@@ -45,7 +45,7 @@ def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
         _ZIP: bundle.build().path,
         **{blob.path.name: blob.path for blob in payload.side_files},
     }
-    files += [File(path=name, data=path.read_bytes()) for name, path in own.items()]
+    files += [File(path=name, data=content_of(path)) for name, path in own.items()]
     return _as_started(
         files,
         words=(posixpath.relpath(_RUNNER, inside or "."),),
@@ -139,7 +139,10 @@ def _as_started(
 
 
 def _files(contents: Contents) -> list[File]:
-    """Return all files, except folders that an earlier export wrote; a link to a file becomes a file."""
+    """Return all files, except folders that an earlier export wrote; a link to a file becomes a file.
+
+    Raises `PayloadError` for an unreadable file.
+    """
     exported = tuple(
         f"{posixpath.dirname(path)}/"
         for path in contents.files
@@ -154,7 +157,7 @@ def _files(contents: Contents) -> list[File]:
     return [
         File(
             path=path,
-            data=file.path.read_bytes(),
+            data=content_of(file.path),
             is_executable=file.is_executable,
             is_private=not file.path.stat().st_mode & 0o044,
         )

@@ -1,10 +1,13 @@
 """Where secrets of an exported job are: in files that only their owner can read."""
 
+from pathlib import Path
+
 import pytest
 
+from distmagic.errors import PayloadError
 from distmagic.exports import systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
-from distmagic.payload.folder import contents_of
+from distmagic.payload.folder import Contents, LocalFile, contents_of
 from distmagic.request.export import ExportRequest
 from distmagic.request.spec import JobSpec
 from distmagic.request.systems import that_can
@@ -55,3 +58,11 @@ def test_a_file_that_its_owner_alone_can_read_stays_so(tmp_path):
     assert private >= {".env", "key.sh"} & {file.path for file in files}
     assert "train.py" not in private
     assert {"key.sh", "train.py"} <= {file.path for file in files}
+
+
+def test_a_file_that_can_not_be_read_is_named():
+    file = LocalFile(path=Path("/proc/self/mem"), size_bytes=1)
+    with pytest.raises(
+        PayloadError, match="/proc/self/mem can't be read: Input/output"
+    ):
+        exporting._files(Contents(files={"mem": file}))

@@ -108,6 +108,32 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
     assert listed(made).owned == ("mod.py", "pkg")
 
 
+def test_a_lock_of_an_editor_in_a_local_package_is_no_module(
+    project, scratch, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(project))
+    write(project, "locked_pkg/__init__.py", "locked_pkg/train.py")
+    # As Emacs makes it while train.py has unsaved changes.
+    (project / "locked_pkg/.#train.py").symlink_to("ann@laptop.1234:1700000000")
+    (project / "locked_pkg/gone.py").symlink_to("nowhere.py")
+    modules = local_modules.found(["locked_pkg"])
+    made = with_tree(payload(modules=modules), None, project)
+    assert paths(made) == ["locked_pkg/__init__.py", "locked_pkg/train.py"]
+
+
+def test_a_module_that_can_not_be_read_is_named(project, scratch, monkeypatch, golden):
+    monkeypatch.syspath_prepend(str(project))
+    write(project, "unread_pkg/__init__.py", "train.py", text="import unread_mod")
+    # A file that exists, and that even root can't read.
+    (project / "unread_pkg/bad.py").symlink_to("/proc/self/mem")
+    (project / "unread_mod.py").symlink_to("/proc/self/mem")
+    for name in ("unread_pkg", "unread_mod"):
+        with golden.raises(PayloadError):
+            local_modules.found([name])
+    with golden.raises(PayloadError):
+        script_of(project, "train.py")
+
+
 @pytest.mark.parametrize("name", ["nowhere", "~no-such-user/nowhere"])
 def test_a_folder_that_is_not_there_is_named(project, name, golden):
     with golden.raises(UsageError):

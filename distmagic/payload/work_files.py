@@ -13,6 +13,7 @@ corresponds to the current one, so that relative paths have the same meaning on 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -130,6 +131,10 @@ def gather(
         owned.append(at)
         _check_script(script, contents, folder)
     owned += [add_module(contents, module) for module in modules]
+    # A package's own rules leave out what the folder, or the import, brings.
+    sent = contents.files.keys() | contents.links.keys()
+    for left in (contents.left_out, contents.ignored):
+        left[:] = [path for path in dict.fromkeys(left) if path not in sent]
     return contents, owned, inside
 
 
@@ -213,16 +218,25 @@ def add_module(contents: Contents, module: LocalModule) -> str:
     """Add the files of a local module at their import path; return their place."""
     path = f"{module.at}/{module.name}" if module.at else module.name
     if module.file is not None:
-        path = f"{path}.py"
+        path = _led_to(f"{path}.py", contents)
         contents.files[path] = file_of(module.file)
         return path
+    path = _led_to(path, contents)
     for place in module.places:
         contents.add(contents_of(place), path)
         # Including files that git ignores, such as a generated _version.py.
         for file in python_files(place):
-            inner = file.relative_to(place).as_posix()
-            contents.files[f"{path}/{inner}"] = file_of(file)
+            inner = _led_to(f"{path}/{file.relative_to(place).as_posix()}", contents)
+            contents.files[inner] = file_of(file)
     return path
+
+
+def _led_to(path: str, contents: Contents) -> str:
+    """Return the path to which a link leads, or `path` if no link is sent under that name."""
+    target = contents.links.get(path)
+    if target is None:
+        return path
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
 
 
 def _ignored_but_named(contents: Contents) -> str:

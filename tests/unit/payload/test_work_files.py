@@ -108,6 +108,43 @@ def test_a_local_package_comes_with_its_data_and_with_python_files_that_git_igno
     assert listed(made).owned == ("mod.py", "pkg")
 
 
+def test_links_of_a_local_package_are_sent_once(project, scratch):
+    write(project, "common.py", "pkg/__init__.py", "pkg/v1.py", "pkg/deep/_v.py")
+    (project / "pkg/.gitignore").write_text("_v.py\n")
+    (project / "pkg/now.py").symlink_to("v1.py")
+    (project / "pkg/_version.py").symlink_to("deep/_v.py")
+    (project / "pkg/shared.py").symlink_to("../common.py")
+    (project / "pkg/out").symlink_to("/etc")
+    modules = (LocalModule(name="pkg", places=(project / "pkg",)),)
+    made = with_tree(payload(modules=modules), None, project)
+    inner = [".gitignore", "__init__.py", "deep/_v.py", "shared.py", "v1.py"]
+    assert paths(made) == [f"pkg/{name}" for name in inner]
+    now = ("pkg/now.py", "v1.py")
+    assert listed(made).links == (("pkg/_version.py", "deep/_v.py"), now)
+    assert "not sent: pkg/out (" in made.notice
+    assert "shared" not in made.notice
+    # In a folder that is sent, too, this link stays inside.
+    made = with_tree(payload(modules=modules), str(project), project)
+    assert ("pkg/shared.py", "../common.py") in listed(made).links
+    assert "pkg/shared.py" not in paths(made)
+    assert "not sent: pkg/out (" in made.notice
+
+
+def test_a_module_that_is_a_link_of_the_folder_is_sent_where_it_leads(project, scratch):
+    write(project, "src/pkg/__init__.py", "src/pkg/_version.py", "src/mod.py")
+    (project / ".gitignore").write_text("_version.py\n")
+    (project / "pkg").symlink_to("src/pkg")
+    (project / "mod.py").symlink_to("src/mod.py")
+    modules = (
+        LocalModule(name="mod", file=project / "mod.py"),
+        LocalModule(name="pkg", places=(project / "pkg",)),
+    )
+    made = with_tree(payload(modules=modules), str(project), project)
+    assert listed(made).links == (("mod.py", "src/mod.py"), ("pkg", "src/pkg"))
+    inner = ["src/mod.py", "src/pkg/__init__.py", "src/pkg/_version.py"]
+    assert paths(made) == [".gitignore", *inner]
+
+
 def test_a_lock_of_an_editor_in_a_local_package_is_no_module(
     project, scratch, monkeypatch
 ):

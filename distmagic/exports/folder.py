@@ -35,8 +35,7 @@ def write(folder: Path, files: Sequence[File]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as out:
                 out.write(file.data)
-            mode = 0o755 if file.is_executable else 0o644
-            path.chmod(mode & 0o700 if file.is_private else mode)
+            path.chmod(file.mode & 0o700 if file.is_private else file.mode)
         for name in set(before) - set(written):
             (folder / name).unlink(missing_ok=True)
             with suppress(OSError):  # there is more in it

@@ -18,6 +18,7 @@ from distmagic.payload.folder import Contents, check_size, content_of
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program
+from distmagic.remote.records.found_files import mode_of_copy
 from distmagic.request.flags import Program, Request
 from distmagic.request.hosts import Host
 
@@ -158,8 +159,8 @@ def _files(contents: Contents) -> list[File]:
         File(
             path=path,
             data=content_of(file.path),
-            is_executable=file.is_executable,
-            is_private=not file.path.stat().st_mode & 0o044,
+            # Only its owner may write it.
+            mode=(0o600 | mode_of_copy(file.path, path)) & 0o755,
         )
         for path, file in sorted(paths.items())
         if not path.startswith(exported)

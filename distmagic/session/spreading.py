@@ -16,6 +16,8 @@ from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import files_at, local_file
 from distmagic.errors import ProtocolError, UsageError
+from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.records import found_files
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Folder, PlacedFile
 from distmagic.runner.delivery import Delivery
@@ -87,17 +89,9 @@ def _put_batch(
     line: ProgressLine,
 ) -> None:
     local = {name: local_file(path) for name, path in batch.items()}
-    placed = tuple(
-        PlacedFile(
-            path=file_names.quoted(name),
-            blob=one.blob,
-            is_executable=bool(one.path.stat().st_mode & 0o100),
-        )
-        for name, one in local.items()
-    )
     request = protocol.PlaceFiles(
         folder=Folder(path=to),
-        files=placed,
+        files=placed_files(local),
         origin=names.own_origin(),
         owner=names.owner(),
     )
@@ -129,6 +123,18 @@ def _put_batch(
         link.host.name for link, names in zip(links, lacking, strict=True) if names
     )
     raise ProtocolError(f"{silent}: files that had arrived were gone again.")
+
+
+def placed_files(local: Mapping[str, LocalBlob]) -> tuple[PlacedFile, ...]:
+    """Return what a host needs in order to make files from blobs; `local` has the files by their names there."""
+    return tuple(
+        PlacedFile(
+            path=file_names.quoted(name),
+            blob=one.blob,
+            mode=found_files.mode_of_copy(one.path, name),
+        )
+        for name, one in local.items()
+    )
 
 
 def _note(links: Sequence[Link], node: int, text: str) -> None:

@@ -114,7 +114,10 @@ class RemoteFolder:
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
         line = ProgressLine(file.path, file.size_bytes)
         half = to / f".distmagic-{name}.part"
-        with resumed_write(half, 0o666) as (out, part):
+        mode = file.mode
+        with contextlib.suppress(FileNotFoundError):
+            mode = target.stat().st_mode  # of an earlier copy, which is replaced
+        with resumed_write(half, (0o600 | mode) & 0o777) as (out, part):
             has_changed = kept.call(
                 partial(self._receive, file=file, out=out, line=line),
                 lambda: out.seek(0, os.SEEK_END),
@@ -192,7 +195,7 @@ class RemoteFolder:
             path=file_names.quoted(name),
             size_bytes=size_bytes,
             sha256=local.blob.sha256,
-            is_executable=bool(path.stat().st_mode & 0o100),
+            mode=found_files.mode_of_copy(path, name),
         )
         line = ProgressLine(name, size_bytes)
         sent = 0

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from distmagic.remote.records import (
 )
 from distmagic.remote.records.atomic_file import on_disk, resumed_write
 from distmagic.remote.wire import file_names, protocol
-from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder, FoundFile
+from distmagic.remote.wire.protocol import FileBegins, FileEnds, Folder
 
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
@@ -42,13 +43,7 @@ class FileExchange:
         """Send the files below a folder that match a pattern. Raises OSError, and ValueError for too many."""
         found = []
         for file in found_files.find(_place(request.folder), request.pattern):
-            found.append(
-                FoundFile(
-                    path=file_names.quoted(file.path),
-                    size_bytes=file.size_bytes,
-                    changed_s=file.changed_s,
-                )
-            )
+            found.append(replace(file, path=file_names.quoted(file.path)))
         for start in range(0, len(found), _FILES_A_MESSAGE):
             some = tuple(found[start : start + _FILES_A_MESSAGE])
             self._notebook.say(protocol.FoundFiles(files=some))
@@ -118,8 +113,7 @@ class FileExchange:
                 part.unlink()
                 raise ValueError(f"{path[:200]!r} has changed while it was sent")
             on_disk(file)
-            mode = 0o777 if request.is_executable else 0o666
-            part.chmod(mode & ~self._umask)
+            part.chmod(self._mode(request.mode))
             part.replace(target)
         self._notebook.say(FileEnds())
 
@@ -139,7 +133,7 @@ class FileExchange:
                 if not is_whole(file.blob):
                     lacking.append(sha256)
                     continue
-                mode = (0o777 if file.is_executable else 0o666) & ~self._umask
+                mode = self._mode(file.mode)
                 try:
                     brought_files.place(sha256, target, mode, keeps=left[sha256] > 0)
                 except FileNotFoundError:
@@ -149,6 +143,10 @@ class FileExchange:
             placed.append(path)
         brought_files.note(folder, placed, request.origin, request.owner)
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
+
+    def _mode(self, wanted: int) -> int:
+        """Return the permissions of a copy: its owner can always change it."""
+        return (0o600 | wanted) & 0o777 & ~self._umask
 
     # ---- files of jobs, and blobs
 

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from distmagic.remote.records.manifest import checked
@@ -64,7 +65,29 @@ def is_wanted(path: str, pattern: str) -> bool:
 
 def _found(place: str, path: str) -> FoundFile:
     status = os.lstat(place)
-    return FoundFile(path=path, size_bytes=status.st_size, changed_s=status.st_mtime)
+    return FoundFile(
+        path=path,
+        size_bytes=status.st_size,
+        changed_s=status.st_mtime,
+        mode=status.st_mode & 0o777,
+    )
+
+
+def mode_of_copy(file: Path, name: str) -> int:
+    """Return the permissions for a copy of a file: none for people who can't open one of the folders copied with it.
+
+    `name` is the copy's path below the folder to which they are copied.
+    """
+    mode = file.stat().st_mode & 0o777
+    for folder, named in zip(file.parents, PurePosixPath(name).parents, strict=False):
+        if folder.name != named.name:
+            break
+        above = folder.stat().st_mode
+        if not above & 0o010:
+            mode &= ~0o070
+        if not above & 0o001:
+            mode &= ~0o007
+    return mode
 
 
 def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:

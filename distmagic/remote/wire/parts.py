@@ -249,11 +249,11 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedFile:
-    """A file made from a blob: its `path` below a folder, percent-encoded."""
+    """A file made from a blob: its `path` below a folder, percent-encoded, and its permissions, as `chmod` takes them."""
 
     path: str
     blob: Blob
-    is_executable: bool = False
+    mode: int = 0o644
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +316,7 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFile:
-    """A file in a folder: its relative path, its size, and its last change in seconds since 1970.
+    """A file in a folder: its relative path, its size, its last change in seconds since 1970, and its permissions.
 
     In messages the path is percent-encoded, see `file_names`.
     """
@@ -324,6 +324,7 @@ class FoundFile:
     path: Annotated[str, "line", 3 * 4096]
     size_bytes: int
     changed_s: Date
+    mode: int = 0o644
 
 
 @dataclass(frozen=True, kw_only=True)

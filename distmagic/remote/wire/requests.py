@@ -361,7 +361,7 @@ class ReadFile:
 @request
 @dataclass(frozen=True, kw_only=True)
 class WriteFile:
-    """Offers a file for a folder; `path` is percent-encoded, and its parent folders are made.
+    """Offers a file with its permissions for a folder; `path` is percent-encoded, and its parent folders are made.
 
     `FileBegins` has the byte from which the notebook must send it. After the last byte comes `FileEnds`, or `Refused`.
     """
@@ -370,7 +370,7 @@ class WriteFile:
     path: str
     size_bytes: int
     sha256: str
-    is_executable: bool = False
+    mode: int = 0o644
 
 
 @request

@@ -30,8 +30,8 @@ def test_the_next_export_replaces_the_last_one_and_leaves_the_rest(tmp_path):
 def test_a_private_file_and_one_that_can_be_run(tmp_path):
     given = [
         File(path="p", data=b"", is_private=True),
-        File(path="px", data=b"", is_private=True, is_executable=True),
-        File(path="x", data=b"", is_executable=True),
+        File(path="px", data=b"", is_private=True, mode=0o755),
+        File(path="x", data=b"", mode=0o755),
         File(path="t", data=b""),
     ]
     folder.write(tmp_path, given)

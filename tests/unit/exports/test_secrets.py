@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.errors import PayloadError
-from distmagic.exports import systems
+from distmagic.exports import folder, systems
 from distmagic.exports.job import ExportedJob, ExportedProgram, File
 from distmagic.payload.folder import Contents, LocalFile, contents_of
 from distmagic.request.export import ExportRequest
@@ -44,20 +44,26 @@ def test_a_setup_is_in_no_file_that_others_can_read(system, setup):
         assert b"No secret" not in b"".join(file.data for file in files)
 
 
-def test_a_file_that_its_owner_alone_can_read_stays_so(tmp_path):
-    for name, mode in (
-        (".env", 0o600),
-        ("train.py", 0o644),
-        ("key.sh", 0o700),
-        ("group", 0o640),
-    ):
-        (tmp_path / name).write_text("x")
-        (tmp_path / name).chmod(mode)
-    files = exporting._files(contents_of(tmp_path))
-    private = {file.path for file in files if file.is_private}
-    assert private >= {".env", "key.sh"} & {file.path for file in files}
-    assert "train.py" not in private
-    assert {"key.sh", "train.py"} <= {file.path for file in files}
+def test_a_file_that_others_can_not_read_stays_so(tmp_path):
+    modes = {
+        ".env": 0o600,
+        "train.py": 0o644,
+        "key.sh": 0o700,
+        "group": 0o640,
+        "for_all": 0o777,
+        "shut/in_it": 0o644,
+        "of_group/in_it": 0o755,
+    }
+    source = tmp_path / "source"
+    for name, mode in modes.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("x")
+        (source / name).chmod(mode)
+    (source / "shut").chmod(0o700)
+    (source / "of_group").chmod(0o750)
+    folder.write(tmp_path / "out", exporting._files(contents_of(source)))
+    found = {name: (tmp_path / "out" / name).stat().st_mode & 0o777 for name in modes}
+    assert found == modes | {"for_all": 0o755, "shut/in_it": 0o600, "of_group/in_it": 0o750}  # fmt: skip
 
 
 def test_a_file_that_can_not_be_read_is_named():

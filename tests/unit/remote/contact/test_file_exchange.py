@@ -20,7 +20,7 @@ from distmagic.connection.opening import open_link
 from distmagic.connection.requests import host_requests
 from distmagic.connection.requests.blob_requests import deliver
 from distmagic.connection.requests.file_requests import find_files, read_file
-from distmagic.connection.requests.remote_files import RemoteFolder
+from distmagic.connection.requests.remote_files import RemoteFolder, local_file
 from distmagic.errors import ConnectionLost, PreflightError, UsageError
 from distmagic.payload import blobs, bundle
 from distmagic.remote.contact.file_exchange import FileExchange
@@ -29,6 +29,7 @@ from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder
 from distmagic.request.hosts import LOCALHOST
+from distmagic.session import spreading
 from distmagic.transports.local import LocalTransport
 from tests.builders.messages import START
 
@@ -111,21 +112,67 @@ def test_files_of_any_name_go_there_and_back(home, tmp_path):
     assert {path.name: path.read_bytes() for path in back.iterdir()} == texts
 
 
-def test_files_keep_what_their_owner_may_do(home, tmp_path):
-    (tmp_path / "plain").write_bytes(b"1")
-    (tmp_path / "script").write_bytes(b"2")
-    (tmp_path / "script").chmod(0o755)
-    folder = RemoteFolder(Folder(path=str(tmp_path / "to")), opened)
+# The permissions of files here, and of their copies where the umask is 022.
+MODES = {
+    "plain": (0o644, 0o644),
+    "script": (0o755, 0o755),
+    "key": (0o600, 0o600),
+    "tool": (0o700, 0o700),
+    "of_group": (0o640, 0o640),
+    "for_writing": (0o666, 0o644),
+    "read_only": (0o444, 0o644),
+    "shut/plain": (0o644, 0o600),
+    "group/plain": (0o644, 0o640),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Path]:
+    """A folder with files of all these permissions; this machine's umask is 022."""
     umask = os.umask(0o022)
-    try:
-        for name in ("plain", "script"):
-            folder.send(tmp_path / name)
-    finally:
-        os.umask(umask)
-    modes = [
-        (tmp_path / "to" / name).stat().st_mode & 0o777 for name in ("plain", "script")
-    ]
-    assert modes == [0o644, 0o755]
+    folder = tmp_path / "source"
+    for name, (mode, _) in MODES.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(name)
+        (folder / name).chmod(mode)
+    (folder / "shut").chmod(0o700)
+    (folder / "group").chmod(0o750)
+    yield folder
+    os.umask(umask)
+
+
+def modes_of(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_mode & 0o777 for name in MODES}
+
+
+def test_files_that_are_sent_keep_their_permissions(home, tmp_path, source):
+    RemoteFolder(Folder(path=str(tmp_path / "to")), opened).send(source)
+    wanted = {name: mode for name, (_, mode) in MODES.items()}
+    assert modes_of(tmp_path / "to" / "source") == wanted
+
+
+def test_files_that_are_fetched_keep_their_permissions(home, tmp_path, source):
+    folder = RemoteFolder(Folder(path=str(source)), opened)
+    to = tmp_path / "to"
+    to.mkdir()
+    (to / "tool").write_text("of the user")
+    (to / "tool").chmod(0o640)
+    folder.fetch("**", to)
+    found = modes_of(to)
+    assert found["key"] == 0o600
+    assert found["tool"] == 0o640, "the one that was here"
+    assert (found["of_group"], found["plain"], found["for_writing"]) == (0o640, 0o644, 0o644)  # fmt: skip
+
+
+def test_files_for_all_hosts_keep_their_permissions(home, link, tmp_path, source):
+    local = {
+        name: local_file(path) for name, path in spreading.named_files([source]).items()
+    }
+    deliver(link, tuple(local.values()))
+    files = spreading.placed_files(local)
+    assert place(link, p.PlaceFiles(folder=Folder(path="to"), files=files)) == set()
+    wanted = {name: mode for name, (_, mode) in MODES.items()}
+    assert modes_of(home / "to" / "source") == wanted
 
 
 class Breaking:

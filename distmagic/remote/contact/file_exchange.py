@@ -192,10 +192,14 @@ class FileExchange:
 
 
 def _place(folder: Folder) -> str:
-    """Return the path of a folder. Raises OSError for a job without files on this host."""
+    """Return the path of a folder. Raises OSError for a job without files on this host, and for an unknown home."""
     if folder.job:
         return listing.work_dir(folder.job, folder.node_rank)
-    return os.path.join(os.path.expanduser("~"), os.path.expanduser(folder.path))
+    home, path = os.path.expanduser("~"), os.path.expanduser(folder.path)
+    # Python leaves `~name` of an unknown user unchanged; a folder of that name invites `rm -rf ~`.
+    if home.startswith("~") or path.startswith("~"):
+        raise FileNotFoundError(f"{path}: this host has no such home directory")
+    return os.path.join(home, path)
 
 
 def _is_same(target: str, size_bytes: int, sha256: str) -> bool:

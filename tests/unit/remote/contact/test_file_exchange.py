@@ -255,6 +255,22 @@ def test_a_part_of_another_file_is_found_out(home, tmp_path, golden):
     assert (home / "in" / "big.bin").read_bytes() == data
 
 
+def test_a_home_that_the_host_does_not_have_is_refused(link, home, tmp_path, golden):
+    (tmp_path / "a").write_text("a")
+    folder = RemoteFolder(Folder(path="~no-such-user/x"), opened)
+    with golden.raises(PreflightError):
+        folder.send(tmp_path / "a")
+    with pytest.raises(PreflightError, match="no such home directory"):
+        folder.find("**")
+    asked = p.PlaceFiles(folder=Folder(path="~no-such-user"), files=())
+    with pytest.raises(PreflightError, match="no such home directory"):
+        place(link, asked)
+    assert not list(home.iterdir())
+    # A folder may have such a name.
+    RemoteFolder(Folder(path="./~no-such-user"), opened).send(tmp_path / "a")
+    assert (home / "~no-such-user/a").read_text() == "a"
+
+
 def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path):
     (tmp_path / "one").write_bytes(b"1")
     (home / "file").write_bytes(b"")

@@ -37,6 +37,7 @@ from distmagic.remote.wire.protocol import Blob, Folder, FoundFile
 from distmagic.request.spec import check_pattern
 
 _BESIDE = ".of-last-run"  # suffix of the host's version of a file that was edited on this machine
+_NAME_BYTES = 255  # the longest name of a file on Linux
 _AGAIN = 3  # attempts for a file that a rank writes during the transfer
 
 
@@ -140,7 +141,7 @@ class RemoteFolder:
         """Return the path for a fetched file: beside `target`, with a line for people, if that was edited here."""
         if not seen_files.is_edited(target, self._began_up_s):
             return target
-        beside = target.with_name(target.name + _BESIDE)
+        beside = target.with_name(_beside(target.name))
         text = f"{target} was edited on this machine, and stays; the host's is {beside.name}"
         print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
         return beside
@@ -232,6 +233,13 @@ def _place(to: Path, path: str) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder")
     return target
+
+
+def _beside(name: str) -> str:
+    """Return the name of the host's version of a file, at most as long as a name can be."""
+    while len(os.fsencode(name + _BESIDE)) > _NAME_BYTES:
+        name = name[:-1]
+    return name + _BESIDE
 
 
 def _is_same(target: Path, file: FoundFile) -> bool:

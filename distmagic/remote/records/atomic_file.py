@@ -19,7 +19,9 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     If the block raises, the file is removed and `path` is unchanged. Until then the file has its own name, in the
     folder of `path`. Other processes, even on other hosts, may write the same path at the same time. Raises OSError.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    # Only the start of a name, which may be as long as a name can be. That of a blob, its SHA-256, is read by expiry.py.
+    start = path.name.encode("ascii", "ignore")[:64].decode()
+    aside = path.with_name(f".{start}.{secrets.token_hex(6)}")
     try:
         descriptor = os.open(
             aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600

@@ -224,6 +224,22 @@ def test_what_is_edited_here_while_its_copy_is_on_the_way_stays(
     assert (to / "log.txt.of-last-run").read_text() == "later"
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "\u8bad" * 85], ids=["ASCII", "Chinese"])
+def test_the_name_beside_an_edited_file_fits_into_a_folder(there, tmp_path, name):
+    (there.folder / name).write_text("as ranks left it")
+    (tmp_path / name).write_text("edited")
+    reaching = reach(there.host)
+    reaching.wait()[0].close()
+    files = RemoteFolder(
+        Folder(path=str(there.folder)), lambda: reaching.opener.link(0), 0.0
+    )
+    (beside,) = files.fetch(name, tmp_path)
+    assert beside.read_text() == "as ranks left it"
+    assert beside.name.endswith(".of-last-run")
+    assert beside.name[:80] == name[:80]
+    assert (tmp_path / name).read_text() == "edited"
+
+
 def has_ticked(file: Path) -> bool:
     """Whether a file that is written now is dated later: by more than the clock of a file system lags behind."""
     now = file.with_name("tick" if file.name != "tick" else "tock")

@@ -438,6 +438,13 @@ def test_a_folder_of_another_disk_gets_a_copy(tmp_path, monkeypatch):
     assert kept.path.exists()
 
 
+def test_a_long_name_is_no_trouble_for_a_file_that_stays_a_blob(sent, home):
+    files = {"\u8bad" * 85: b"a" * 5, "x" * 255: b"a" * 5}
+    deliver(sent, (blobs.keep(b"a" * 5, home),))
+    assert place(sent, placed(files, "to")) == set()
+    assert {path.name for path in (home / "to").iterdir()} == set(files)
+
+
 def test_a_blob_that_a_host_of_the_same_home_has_taken_is_asked_for_again(
     tmp_path, monkeypatch
 ):

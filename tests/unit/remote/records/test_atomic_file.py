@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from distmagic.remote.records.atomic_file import atomic_write
@@ -46,3 +48,21 @@ def test_what_is_written_without_a_buffer_can_be_read_at_once(tmp_path):
         file.write(b"abc")
         file.seek(0)
         assert file.read(3) == b"abc"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 255, "\u8bad" * 85, "\U0001f525" * 63, os.fsdecode(b"\xff" * 255)],
+    ids=["ASCII", "Chinese", "emoji", "no UTF-8"],
+)
+def test_a_name_may_be_as_long_as_a_name_can_be(tmp_path, name):
+    with atomic_write(tmp_path / name) as file:
+        file.write(b"new")
+    assert (tmp_path / name).read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_name_of_a_blob_can_be_read_while_it_is_written(tmp_path):
+    with atomic_write(tmp_path / ("ab" * 32)):
+        (aside,) = tmp_path.iterdir()
+        assert aside.name.startswith(f".{'ab' * 32}.")

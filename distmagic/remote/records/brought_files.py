@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,8 +29,9 @@ from distmagic.remote.wire.protocol import KeptWorkDir
 def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
     """Turn a blob into a file of the user; with `keeps` it also remains a blob. Raises OSError."""
     blob = places.blob(sha256)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    if not keeps:
+    folder = os.path.dirname(target)
+    os.makedirs(folder, exist_ok=True)
+    if not keeps and _has_group_for(blob, folder):
         blob.chmod(mode)
         try:
             os.replace(blob, target)
@@ -42,6 +44,17 @@ def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
     with blob.open("rb") as source, atomic_write(Path(target)) as file:
         shutil.copyfileobj(source, file, 1 << 20)
         os.fchmod(file.fileno(), mode)
+
+
+def _has_group_for(blob: Path, folder: str) -> bool:
+    """Give a blob the group of a setgid folder, which new files there get by themselves; return whether it has it."""
+    status = os.stat(folder)
+    if status.st_mode & stat.S_ISGID:
+        try:
+            os.chown(blob, -1, status.st_gid)
+        except OSError:
+            return False
+    return True
 
 
 def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:

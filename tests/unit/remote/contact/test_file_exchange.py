@@ -420,6 +420,29 @@ def test_blobs_become_files_and_no_copy_stays(sent, home):
     assert (home / "data" / "a.bin").stat().st_mtime_ns == before.st_mtime_ns
 
 
+@pytest.mark.parametrize("may_change", [True, False])
+def test_a_file_in_a_setgid_folder_gets_its_group(tmp_path, monkeypatch, may_change):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "kept"))
+    places.make_private(places.home() / "blobs")
+    kept = blobs.keep(b"x", places.home() / "blobs")
+    project = tmp_path / "project"
+    project.mkdir()
+    group = 12345 if os.geteuid() == 0 else os.getgroups()[-1]
+    os.chown(project, -1, group)
+    project.chmod(0o2775)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not may_change:
+        monkeypatch.setattr(brought_files.os, "chown", refuse)
+    target = project / "deep" / "file"
+    brought_files.place(kept.blob.sha256, str(target), 0o640, keeps=False)
+    status = target.stat()
+    assert (status.st_gid, status.st_mode & 0o777) == (group, 0o640)
+    assert kept.path.exists() == (not may_change)
+
+
 def test_a_folder_of_another_disk_gets_a_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "kept"))
     places.make_private(places.home() / "blobs")

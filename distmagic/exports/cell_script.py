@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import cmath
+import symtable
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ def of_cell(
             if not _can_be_repeated(statement):
                 raise NoProgram(f"line {statement.lineno} is computed in the notebook")
         text = _with_guard(plan, text)
-    head = _Head(namespace=namespace, texts=texts)
+    head = _Head(namespace=namespace, texts=texts, own=_names_of(text))
     head.add(names_wanted(plan))
     if "display" not in namespace and "display(" in text + head.text():
         head.values["display"] = "display = print  # a notebook has it from the start"
@@ -63,6 +64,19 @@ def of_cell(
     except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
         raise NoProgram(f"it is not a program by itself ({error.msg})") from None
     return program.rstrip("\n") + "\n"
+
+
+def _names_of(text: str) -> frozenset[str]:
+    """Return the names that a program assigns outside of functions and classes."""
+    try:
+        table = symtable.symtable(text, "<cell>", "exec")
+    except SyntaxError:  # `await` outside a function
+        return frozenset()
+    return frozenset(
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    )
 
 
 def _can_be_repeated(statement: ast.stmt) -> bool:
@@ -109,6 +123,9 @@ class _Head:
 
     namespace: Mapping[str, object]
     texts: Mapping[str, str]
+    own: frozenset[
+        str
+    ]  # names that the cell's text assigns: a definition before it may use them, too
     imports: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
@@ -118,6 +135,8 @@ class _Head:
         """Add these names, and the names that they need."""
         for name in names:
             if name in self.imports or name in self.values or name in self.waiting:
+                continue
+            if name in self.own:
                 continue
             if name not in self.namespace:
                 raise NoProgram(f"nothing defines {name}")

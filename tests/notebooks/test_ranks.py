@@ -122,15 +122,15 @@ def test_names_follow_the_notebook_until_they_are_the_ranks_own(notebook):
 
 
 def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
-    notebook.run("rate = 0.5\ndef half(x):\n    return x * rate")
-    notebook.run("%%ranks\nfirst = half(8)")
+    notebook.run("rate = 0.5\ndef half(x):\n    return x * rate * scale")
+    notebook.run("%%ranks\nscale = 1.0\nfirst = half(8)")
     notebook.run("%%ranks\nsecond = first + 1")
     folder = tmp_path / "out"
     text = notebook.run(f"%%ranks --export torchrun {folder}\nprint('got', second)")
     assert "Exported to" in text
     lines = (folder / "program" / "cell.py").read_text()
     assert "rate = 0.5" in lines
-    assert lines.index("def half(x)") < lines.index("first = half(8)")
+    assert lines.index("def half(x)") < lines.index("scale = 1.0\nfirst = half(8)")
     assert lines.index("second = first + 1") < lines.index("print('got', second)")
     assert "got" not in text, "nothing runs"
     still_there(notebook)

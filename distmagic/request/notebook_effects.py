@@ -268,13 +268,15 @@ def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
 
 
 def _kept_as(value: object) -> str:
-    """Return the import name of an object that a module of the user, or that of its class, keeps; "" if none does.
+    """Return the import name of an object that a module of the user, or of its class's package, keeps; "" if none does.
 
     If several do, choose the one whose text assigns the object, because the others import it from there.
     """
     found = ""
+    package = type(value).__module__.partition(".")[0]
     for module_name, module in sys.modules.copy().items():
-        if module_name != type(value).__module__ and not _is_users(module_name):
+        is_of_package = module_name.partition(".")[0] == package
+        if not is_of_package and not _is_users(module_name):
             continue
         for name, one in vars(module).copy().items():
             if one is not value:

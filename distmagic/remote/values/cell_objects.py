@@ -4,7 +4,7 @@
 a cell: they are rebuilt on the host from their parts. So are tables of weak references, `contextvars.ContextVar` and
 `threading.local`, with their current content, and type variables. The notebook's stdout and stderr, and IPython's
 `open`, `exit`, `quit` and `display`, are replaced by the host's own. So are the environment, random generators that
-functions of a module share, and marks that code compares by identity.
+functions of a module share, marks that code compares by identity, and objects that an installed package keeps.
 
 An object that a decorator has made of a function may hold a lock, like Triton's kernels, or come from torch.compile. One
 that can be imported is sent by its name. One that a cell defines is made again on the host, from the text of its
@@ -52,6 +52,7 @@ _OF_EACH_PROCESS = (
     ("dataclasses", "KW_ONLY"),
 )
 _OF_TYPES = ("ParamSpec", "TypeVarTuple")  # cloudpickle handles TypeVar itself
+_PICKLED_OTHERWISE = ("torch", "numpy")
 _OF_DYNAMO = "_torchdynamo_orig_callable"
 _INNER = (_OF_DYNAMO, "__wrapped__", "fn", "func", "_fn", "function")
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -126,6 +127,36 @@ def _is_display(obj: Any) -> bool:
         and obj.__name__ == "display"
         and str(obj.__module__).startswith("IPython.")
     )
+
+
+def reduced_kept(obj: object) -> Any:
+    """Return how to pickle an object of a package's own class that the package keeps, such as `mpmath.mp`: by its name.
+
+    Functions of the package use that one, and a copy would be another one. NotImplemented for any other object.
+    """
+    top = type(obj).__module__.partition(".")[0]
+    module_name, name = _kept_objects(top, len(sys.modules)).get(id(obj), ("", ""))
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, name, None) is not obj:
+        return NotImplemented
+    return getattr, (module, name)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_objects(top: str, _loaded: int) -> dict[int, tuple[str, str]]:
+    """Return {id of an object: module and public name} for an installed package; `_loaded` modules, which may grow."""
+    found: dict[int, tuple[str, str]] = {}
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    if "-packages/" not in file or top in _PICKLED_OTHERWISE:
+        return found
+    for module_name, module in sys.modules.copy().items():
+        if module_name.partition(".")[0] != top or "._" in module_name:
+            continue
+        for name, value in getattr(module, "__dict__", {}).copy().items():
+            is_own = str(type(value).__module__).partition(".")[0] == top
+            if is_own and not name.startswith("_"):
+                found.setdefault(id(value), (module_name, name))
+    return found
 
 
 def _reduced_standard(obj: Any) -> Any:

@@ -174,6 +174,8 @@ class Packer:
         if type(obj) is weakref.ref:
             return _weak, (obj(),)
         reduced = self._reduce_torch(obj) if "torch" in sys.modules else NotImplemented
+        if reduced is NotImplemented:
+            reduced = cell_objects.reduced_kept(obj)
         if reduced is not NotImplemented or type(obj) in copyreg.dispatch_table:
             return reduced
         if isinstance(obj, Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import importlib
 import io
 import os
 import random
@@ -502,6 +503,27 @@ def test_the_standard_streams_are_those_of_the_other_end(tmp_path, monkeypatch):
 )
 def test_what_each_process_has_one_of_is_that_of_the_other_end(find, tmp_path):
     assert through(find(), tmp_path) is find()
+
+
+def test_an_object_that_an_installed_package_keeps_goes_by_name(tmp_path, monkeypatch):
+    """As mpmath's `mp`: functions of the package use that one, and it can't be loaded as a copy."""
+    package = tmp_path / "site-packages" / "exact"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from exact.contexts import Context\nmp = Context()")  # fmt: skip
+    (package / "contexts.py").write_text(
+        "import threading\nclass Context:\n    def __init__(self): self.lock = threading.Lock()\n_hidden = Context()"
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    exact = importlib.import_module("exact")
+    seen = Seen()
+    parcel.dump([exact.mp], tmp_path / "value", seen=seen)
+    assert "exact" in seen.modules
+    assert parcel.load(tmp_path / "value")[0] is exact.mp
+    for other in (exact.Context(), exact.contexts._hidden):
+        with pytest.raises(parcel.ParcelError, match=r"result\.lock is a lock"):
+            parcel.dump(other, tmp_path / "value")
+    monkeypatch.delitem(sys.modules, "exact.contexts")
+    monkeypatch.delitem(sys.modules, "exact")
 
 
 def test_the_notebooks_environment_stays_there(tmp_path, monkeypatch):

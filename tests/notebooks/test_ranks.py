@@ -199,8 +199,8 @@ def test_a_long_cell_is_brought_before_it_runs(notebook):
 
 def test_several_values_of_a_cell_may_be_larger_together(notebook):
     notebook.run("import torch\nparts = [torch.ones(90_000) for _ in range(5)]")
-    notebook.run("first, second, third, fourth, fifth = parts")
-    text = notebook.run("%%ranks\nsum(map(len, (first, second, third, fourth, fifth)))")
+    notebook.run("part1, part2, part3, part4, part5 = parts")
+    text = notebook.run("%%ranks\nsum(map(len, (part1, part2, part3, part4, part5)))")
     assert text.endswith("ranks 0-3: 450000\n")
 
 

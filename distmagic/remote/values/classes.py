@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,12 @@ def _is_of_enum(name: str, value: object) -> bool:
     return is_sunder or getattr(value, "__module__", None) == "enum"
 
 
-def whole_enum(cls: Any, plain: Any) -> Any:
+def whole(cls: Any, plain: Any) -> Any:
+    """Return how to pickle an enumeration, or a TypedDict that derives from another one; any other class as before."""
+    return _whole_enum(cls, _whole_typed_dict(cls, plain))
+
+
+def _whole_enum(cls: Any, plain: Any) -> Any:
     """Return how to pickle an enumeration with its second names and attributes of members; any other class as before."""
     if plain[0].__name__ != "_make_skeleton_enum":
         return plain
@@ -60,6 +66,17 @@ def whole_enum(cls: Any, plain: Any) -> Any:
             if not name.startswith("_") or not name.endswith("_"):
                 own[alias, name] = value
     return function, args, (fill, state, own), None, None, _fill_enum
+
+
+def _whole_typed_dict(cls: Any, plain: Any) -> Any:
+    """Return how to pickle a TypedDict that derives from another one, any other class as before.
+
+    Its only base is dict, from which Python makes no TypedDict.
+    """
+    if plain[0].__name__ != "_make_skeleton_class" or not typing.is_typeddict(cls):
+        return plain
+    make, (metaclass, name, _, *more), *rest = plain
+    return make, (metaclass, name, (typing.TypedDict,), *more), *rest
 
 
 def _fill_enum(cls: Any, state: Any) -> None:

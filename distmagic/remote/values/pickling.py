@@ -364,7 +364,7 @@ def _pickler_class() -> Any:
             source = self._packer.source
             if source is not None:
                 plain = source.reduced(obj, plain)
-            return classes.whole_enum(obj, plain) if is_by_value else plain
+            return classes.whole(obj, plain) if is_by_value else plain
 
         def _with_shared_cells(self, function: types.FunctionType, plain: Any) -> Any:
             """Make functions that share a variable share it again. cloudpickle gives each function cells of its own."""

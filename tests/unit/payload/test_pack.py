@@ -306,6 +306,18 @@ OWN_ATTRIBUTES = {
         """,
         "Row()._replace(a=5), Sized(), Own().area(), hasattr(Own(), '__dict__'), HasName._is_protocol, HasName.__doc__",
     ),
+    "of a typed dict of a typed dict": (
+        """
+        import typing
+        class Options(typing.TypedDict):
+            lr: float
+        class More(Options, total=False):
+            seed: int
+        class Most(More):
+            name: str
+        """,
+        "Most(lr=1.0), sorted(Most.__required_keys__), sorted(Most.__optional_keys__), More.__total__, typing.get_type_hints(Most)",
+    ),
 }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ _MORE_IS_BETTER = frozenset(
      "psnr", "r2", "recall", "return", "reward", "rouge", "score", "ssim", "success", "throughput", "top1", "top5")
 )  # fmt: skip
 # Parts of a name that mean no value is best, a schedule or a magnitude, unless another part says which.
-_NO_BEST = frozenset(("epoch", "gnorm", "lr", "norm", "rate", "scale", "step"))
+_NO_BEST = frozenset(("epoch", "lr", "rate", "step"))
+_MAGNITUDES = frozenset(("gnorm", "norm", "scale"))
 _LESS_IS_BETTER = frozenset(("err", "error", "loss"))
 _A_SECOND = re.compile(r"\bper s(ec(ond)?)?\b")
 
@@ -103,10 +104,13 @@ def more_is_better(name: str) -> bool:
 def has_best(name: str) -> bool:
     """Whether values of a metric can be better or worse, judged by its name. `lr` and `grad_norm` have no best value."""
     words = _words(name)
+    if not _MAGNITUDES.isdisjoint(words):
+        return False
     is_less = not _LESS_IS_BETTER.isdisjoint(words)
     return is_less or more_is_better(name) or _NO_BEST.isdisjoint(words)
 
 
 def _words(name: str) -> list[str]:
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)  # trainAcc
-    return re.split(r"[^a-z0-9]+", apart.lower())
+    """Return the words of a name, with those of camel case both apart and together: trainAcc, and mAP."""
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return re.split(r"[^a-z0-9]+", f"{apart} {name}".lower())

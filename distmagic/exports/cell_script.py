@@ -136,7 +136,7 @@ class _Head:
         for name in names:
             if name in self.imports or name in self.values or name in self.waiting:
                 continue
-            if name in self.own:
+            if name in self.own and name not in self.namespace:
                 continue
             if name not in self.namespace:
                 raise NoProgram(f"nothing defines {name}")

@@ -169,10 +169,11 @@ def note_library_changes(
     """Print once which library changes, also by the cell `filename`, are missing on ranks."""
     found: list[LocalEffect] = []
     texts = ["".join(linecache.getlines(name)) for name in labels]
+    tables: notebook_effects.Tables = {}
     for index, (name, label) in enumerate(labels.items()):
         shown = "" if name == filename else label
         changes = notebook_effects.library_changes(
-            texts[index], shown, shell.user_ns, texts[index + 1 :]
+            texts[index], shown, shell.user_ns, texts[index + 1 :], tables
         )
         for effect in changes:
             key = (name, effect.lineno, effect.name)

@@ -32,6 +32,7 @@ from distmagic.notebook.local_run import (
 )
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
+from distmagic.remote.wire.clipping import LEFT_OUT
 from distmagic.render.quantities import duration
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags
@@ -227,6 +228,15 @@ class Magics:
         """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks have."""
         plain = flags.parse_line("", self.config.defaults(os.environ))
         asked = ranks.request
+        if ranks.is_attached:
+            # Of what their first cell requested, only the hosts are known here.
+            hosts = tuple(host.name for host in request.hosts or ())
+            if hosts in ((), ranks.hosts):
+                return
+            raise UsageError(
+                f"The ranks of {ranks.name} are on {', '.join(ranks.hosts)}, and this line asks for other hosts.",
+                "Leave its flags out.",
+            )
         for name in ("hosts", "hostfile", "allocation", "spec", "access"):
             value = getattr(request, name)
             if value not in (getattr(plain, name), getattr(asked, name)):
@@ -313,6 +323,11 @@ class Magics:
         assert request.stay is not None
         ranks = self.notebook.ranks.get(request.stay)
         before = ranks.history if ranks is not None else []
+        if any(LEFT_OUT.search(one) for one in before):
+            raise UsageError(
+                f"A cell of {request.stay} is too long: this kernel does not have all of its text.",
+                "Export the ranks from the kernel that ran it.",
+            )
         text = "\n\n".join(one.rstrip() for one in [*before, cell])
         plan = self._read(text, whole=True, stays=True)
         hosts = self.notebook.choose(request).hosts

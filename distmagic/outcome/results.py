@@ -33,13 +33,14 @@ class Files:
         name: str,
         write: Callable[[bytes], object],
         limit_bytes: int,
-        offset: int = 0,
+        begin: int = 0,
+        end: int | None = None,
     ) -> int:
-        """Pass a node's file to `write` in pieces, from byte `offset` on; return its size.
+        """Pass a node's file, or the part of a log between two positions, to `write` in pieces; return its size.
 
         A new connection continues after a broken one.
         """
-        done = before = offset
+        done = before = 0
 
         def take(data: bytes) -> None:
             nonlocal done
@@ -49,7 +50,12 @@ class Files:
         while True:
             link = self._open_link(node_rank)
             request = protocol.GetFile(
-                job=self._job, node_rank=node_rank, name=name, offset=done
+                job=self._job,
+                node_rank=node_rank,
+                name=name,
+                offset=done,
+                begin=begin,
+                end=end,
             )
             try:
                 job_requests.fetch(link, request, take, limit_bytes=limit_bytes - done)

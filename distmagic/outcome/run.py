@@ -165,8 +165,8 @@ class Run(Returned):
             data = {}
             for one in streams:
                 begin, end = begins.get(one, 0), ends.get(one)
-                read = self._read(node_rank, journal.log_name(rank, one), begin)
-                data[one] = read if end is None else read[: end - begin]
+                name = journal.log_name(rank, one)
+                data[one] = self._read(node_rank, name, begin, end)
             parts = list(data.values())
             if by_time:
                 events = self._read(node_rank, journal.CHATTER_FILE)
@@ -174,10 +174,12 @@ class Run(Returned):
             texts += [part.decode(errors="replace") for part in parts]
         return sanitize.log("".join(texts))
 
-    def _read(self, node_rank: int, name: str, offset: int = 0) -> bytes:
+    def _read(
+        self, node_rank: int, name: str, begin: int = 0, end: int | None = None
+    ) -> bytes:
         data = io.BytesIO()
-        limit_bytes = job_requests.LOG_LIMIT_BYTES + offset
-        self._files.fetch(node_rank, name, data.write, limit_bytes, offset)
+        limit_bytes = job_requests.LOG_LIMIT_BYTES
+        self._files.fetch(node_rank, name, data.write, limit_bytes, begin, end)
         return data.getvalue()
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:

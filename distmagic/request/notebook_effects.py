@@ -98,16 +98,31 @@ class LocalEffect:
     kept: str = ""
 
 
+# By package, the objects that its modules keep: by id, the module and name of each.
+Tables = dict[str, dict[int, list[tuple[str, str]]]]
+_IN_PLACE: dict[type[ast.operator], str] = {
+    ast.Add: "__iadd__",
+    ast.Sub: "__isub__",
+    ast.Mult: "__imul__",
+    ast.Div: "__itruediv__",
+    ast.BitOr: "__ior__",
+    ast.BitAnd: "__iand__",
+    ast.BitXor: "__ixor__",
+}
+
+
 @dataclass(frozen=True)
 class _Change:
     """A target or a call by which a library may be changed, and a description of the change.
 
-    `of_object`: only if the target is an object, not a module, class or function.
+    `of_object`: only if the target is an object, not a module, class or function. Without its `method`, `ok &= True`
+    only gives the name another object.
     """
 
     target: ast.expr
     does: str
     of_object: bool = False
+    method: str = ""  # which an object needs to be changed
 
 
 def local_effects(
@@ -138,12 +153,15 @@ def library_changes(
     label: str,
     namespace: Mapping[str, object],
     later: Sequence[str] = (),
+    tables: Tables | None = None,
 ) -> Iterator[LocalEffect]:
     """Yield changes of a library in a cell's text; `name` is the library. `namespace` has the notebook's values.
 
     For another cell, which has a label, also yield variables and seeds that it sets. Seeds that it or a `later` text
-    uses in the notebook are excluded. A cell that ran on ranks has warned about these itself.
+    uses in the notebook are excluded. A cell that ran on ranks has warned about these itself. `tables` are made at
+    their first use, and serve all cells of a launch.
     """
+    tables = {} if tables is None else tables
     effects, changed = _of_text(text)
     if label and not text.startswith(_OF_RANKS):
         for one in effects:
@@ -151,7 +169,7 @@ def library_changes(
             if is_seed or one.kind == "variable":
                 yield replace(one, words=f"{label}, {one.words}")
     for change in changed:
-        library, kept = _library(change, namespace)
+        library, kept = _library(change, namespace, tables)
         if library and library not in _NOT_OF_A_LIBRARY:
             lineno = change.target.lineno
             where = f"{label}, line {lineno}" if label else f"line {lineno}"
@@ -217,7 +235,8 @@ def _changed(node: ast.AST) -> Iterator[_Change]:
         if isinstance(target, ast.Attribute | ast.Subscript):
             yield _Change(target, f"sets {ast.unparse(target)}")
         elif isinstance(node, ast.AugAssign):
-            yield _Change(target, f"changes {ast.unparse(target)}", of_object=True)
+            method = _IN_PLACE.get(type(node.op), "")
+            yield _Change(target, f"changes {ast.unparse(target)}", True, method)
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
@@ -229,7 +248,9 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _library(change: _Change, namespace: Mapping[str, object]) -> tuple[str, str]:
+def _library(
+    change: _Change, namespace: Mapping[str, object], tables: Tables
+) -> tuple[str, str]:
     """Return the library at the start of a change's target, "" if that is a value of the notebook.
 
     Also return the import name of the object at its start, "" if ranks have that by its name.
@@ -239,6 +260,8 @@ def _library(change: _Change, namespace: Mapping[str, object]) -> tuple[str, str
         root = root.func if isinstance(root, ast.Call) else root.value
     value = namespace.get(root.id) if isinstance(root, ast.Name) else None
     if change.of_object and not _is_object(change.target, namespace):
+        return "", ""
+    if change.method and not hasattr(type(value), change.method):
         return "", ""
     found: object = None
     kept = ""
@@ -252,7 +275,7 @@ def _library(change: _Change, namespace: Mapping[str, object]) -> tuple[str, str
         found = value.__module__
     elif not isinstance(value, _UNCHANGEABLE):
         # An object that a module keeps, such as a registry, matplotlib's rcParams or the user's configuration.
-        found = kept = _kept_as(value)
+        found = kept = _kept_as(value, tables)
     return found.partition(".")[0] if isinstance(found, str) else "", kept
 
 
@@ -267,25 +290,33 @@ def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
     return not isinstance(value, ModuleType | _FUNCTIONS)
 
 
-def _kept_as(value: object) -> str:
+def _kept_as(value: object, tables: Tables) -> str:
     """Return the import name of an object that a module of the user, or of its class's package, keeps; "" if none does.
 
     If several do, choose the one whose text assigns the object, because the others import it from there.
     """
     found = ""
-    package = type(value).__module__.partition(".")[0]
-    for module_name, module in sys.modules.copy().items():
-        is_of_package = module_name.partition(".")[0] == package
-        if not is_of_package and not _is_users(module_name):
-            continue
-        for name, one in vars(module).copy().items():
-            if one is not value:
-                continue
+    for package in ("", str(type(value).__module__).partition(".")[0]):
+        if package not in tables:
+            tables[package] = _kept_in(package)
+        for module_name, name in tables[package].get(id(value), ()):
             found = f"{module_name}.{name}"
-            lines = linecache.getlines(getattr(module, "__file__", None) or "")
+            file = getattr(sys.modules.get(module_name), "__file__", None)
+            lines = linecache.getlines(file or "")
             if any(re.match(rf"{re.escape(name)}\s*[:=]", line) for line in lines):
                 return found
     return found
+
+
+def _kept_in(package: str) -> dict[int, list[tuple[str, str]]]:
+    """Return the objects of a package's modules, or with "" of the user's: by id, the module and name of each."""
+    table: dict[int, list[tuple[str, str]]] = {}
+    for module_name, module in sys.modules.copy().items():
+        top = module_name.partition(".")[0]
+        if top == package if package else _is_users(module_name):
+            for name, one in getattr(module, "__dict__", {}).copy().items():
+                table.setdefault(id(one), []).append((module_name, name))
+    return table
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import inspect
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from distmagic.request.cell import CellPlan
 MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.
 _SHOWN = (int, float, bool, type(None))
+_DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ASSIGNS = ("STORE_NAME", "STORE_GLOBAL")
@@ -53,14 +54,17 @@ def prepared(
     there: Mapping[str, str],
     labels: Mapping[str, str],
     pythons: Iterable[tuple[int, ...]] = (),
+    some_ranks: Iterable[str] = (),
 ) -> CellParcel:
     """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
 
     `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
     Values sent before are sent again when they have changed: functions that live on the ranks may use them.
-    Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB.
+    Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB, unless the cell, or
+    a cell on `some_ranks`, assigns that name.
     """
     theirs = set(theirs)
+    not_needed = {*some_ranks, *_assigned(_code(plan))}
     own = {name: value for name, value in notebook.items() if name not in theirs}
     digests = {name: there[name] for name in there.keys() - theirs}
     sent: dict[str, object] = {}
@@ -73,7 +77,7 @@ def prepared(
         try:
             digest, seen = _digest(name, value, form_for(pythons))
         except PayloadError:
-            if name in needed:
+            if name in needed and name not in not_needed:
                 raise
             if there.get(name, _CANT_BE_SENT) != _CANT_BE_SENT:
                 outdated.append(name)
@@ -121,9 +125,24 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
 
 def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
     """Return the names of the notebook that a cell uses, including those that its functions and classes use in turn."""
+    return _reached(_names_read(_code(plan)), notebook)
+
+
+def _code(plan: CellPlan) -> types.CodeType:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
-    return _reached(_names_read(code), notebook)
+    assert isinstance(code, types.CodeType)
+    return code
+
+
+def _assigned(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that a cell assigns, also in its functions."""
+    for step in dis.get_instructions(code):
+        if step.opname in _ASSIGNS:
+            yield step.argval
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _made_global(one)
 
 
 def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
@@ -199,6 +218,40 @@ def alone(value: object) -> object:
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
     """Return the digest of a value as it would be sent, and the objects it refers to."""
+    key = _key(name, value) if source is None else None
+    if key is None:
+        return _digest_anew(name, value, source)
+    if key not in _DIGESTS:
+        _DIGESTS[key] = _digest_anew(name, value, source)
+    return _DIGESTS[key]
+
+
+def _key(name: str, value: object) -> Hashable | None:
+    """Return a key by which a value that did not change is known again; None for one that can change in place."""
+    if isinstance(value, _SHOWN) or type(value) in (str, bytes):
+        return name, type(value), value
+    if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        if all(isinstance(one, (*_SHOWN, str)) for one in defaults):
+            # Values of different types may be equal.
+            types_of = tuple(map(type, defaults))
+            code = value.__code__
+            annotations = repr(value.__annotations__)
+            return (
+                name,
+                code,
+                code.co_filename,
+                value.__doc__,
+                defaults,
+                types_of,
+                annotations,
+            )
+    return None
+
+
+def _digest_anew(
+    name: str, value: object, source: SourceForm | None
+) -> tuple[str, Seen]:
     seen = Seen()
     with tempfile.NamedTemporaryFile(dir=blobs.folder(), prefix=".value-") as file:
         try:

@@ -83,8 +83,10 @@ class Ranks:
     ) -> None:
         self.name = request.stay or ""
         self.request, self.hosts, self.idle = request, hosts, idle
+        self.is_attached = False  # whether another kernel has started them
         self._session, self._run, self._control = session, run, control
         self._cells = 0
+        self._texts: dict[int, str] = {}  # of this kernel's cells
         self._modules = dict(modules_there)  # digests by module name
         self._theirs: dict[int, frozenset[str]] = {}
         self._sent: dict[int, Mapping[str, str]] = {}  # digests by name
@@ -111,8 +113,11 @@ class Ranks:
 
     @property
     def history(self) -> list[str]:
-        """The texts of the cells so far, also of former kernels. The middle of a very long one is left out."""
-        texts = self._control.past.texts
+        """The texts of the cells so far. Of a former kernel's, the middle of a very long one is left out."""
+        texts = {**self._control.past.texts}
+        texts.update(
+            (cell, text) for cell, text in self._texts.items() if cell in texts
+        )
         return [texts[cell] for cell in sorted(texts)]
 
     @property
@@ -333,7 +338,7 @@ class Ranks:
             ranks = self._targets(request.ranks)
             packed = prepared(
                 request.plan, request.notebook, self._theirs_on(ranks), self._there(ranks), request.labels,
-                self._control.pythons,
+                self._control.pythons, self.theirs,
             )  # fmt: skip
             notices = [packed.notice, self._bring(packed.modules, noted)]
             cell = self._run_parcel(
@@ -461,6 +466,7 @@ class Ranks:
     ) -> protocol.RunCell:
         """Return the request for a cell; a long cell is sent to the hosts first. `anew`: make process groups again."""
         self._cells += 1
+        self._texts[self._cells] = text
         request = protocol.RunCell(
             cell=self._cells, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew
         )

@@ -79,6 +79,7 @@ def attach(
     for future in first_links.futures:
         future.add_done_callback(session.close_before_connections)
     ranks = Ranks(Request(stay=name), session, job.hosts, run, control, {}, idle)
+    ranks.is_attached = True
     screen.on_notice = ranks.show_idle_notice
     return ranks
 

@@ -117,7 +117,8 @@ class RemoteFolder:
         half = to / f".distmagic-{name}.part"
         mode = file.mode
         with contextlib.suppress(FileNotFoundError):
-            mode = target.stat().st_mode  # of an earlier copy, which is replaced
+            # Of an earlier copy, which is replaced: as scp does.
+            mode = target.stat().st_mode
         with resumed_write(half, (0o600 | mode) & 0o777) as (out, part):
             has_changed = kept.call(
                 partial(self._receive, file=file, out=out, line=line),

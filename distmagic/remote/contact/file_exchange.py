@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import shutil
 import socket
@@ -162,6 +163,10 @@ class FileExchange:
                 raise FileNotFoundError(
                     f"{request.name} of job {request.job} is not on this host (any more)"
                 )
+            if request.begin or request.end is not None:
+                end = logs.end(path) if request.end is None else request.end
+                part = logs.read(path, request.begin, max(0, end - request.begin))
+                parts = [(io.BytesIO(part), len(part))]
             total = sum(size for _, size in parts)
             skip = min(request.offset, total)
             if request.most_bytes is not None:

@@ -103,7 +103,9 @@ class CellLoop:
         self._last = 0  # the number of the last received cell
         self._running = 0  # the number of the running cell, 0 between two
         self._lock = threading.Lock()
-        self._interrupted: InterruptCell | None = None  # for the running cell
+        self._cell = 0  # the number of the last cell that was begun
+        # For that cell, and for one that waits.
+        self._interrupts: dict[int, InterruptCell] = {}
         self._came = (
             threading.Event()
         )  # the interrupt has taken effect, or no cell runs
@@ -145,7 +147,6 @@ class CellLoop:
         if isinstance(message, RunCell) and message.cell > self._last:
             with self._lock:
                 self._last = message.cell
-                self._interrupted = None
             self._inbox.put(message)
         elif isinstance(message, ParkAtStep) and self._running == message.cell:
             made = vars(steps.ask())
@@ -154,11 +155,11 @@ class CellLoop:
             steps.stop_at(message.kind, message.step)
         elif isinstance(message, InterruptCell):
             with self._lock:
-                before = self._interrupted
+                before = self._interrupts.get(message.cell)
                 # Not a repeat over a new connection. The cell may have caught PeerFailed.
                 is_new = before is None or message.failed < 0 <= before.failed
-                if message.cell == self._last and is_new:
-                    self._interrupted = message
+                if message.cell in (self._last, self._cell) and is_new:
+                    self._interrupts[message.cell] = message
                 if self._running != message.cell or not is_new:
                     return
                 is_tried = before is not None and not self._came.is_set()
@@ -195,13 +196,17 @@ class CellLoop:
         """Raise KeyboardInterrupt in a cell; do nothing between two cells."""
         if self._running and os.getpid() == self._pid:
             self._came.set()
-            if self._interrupted is not None and self._interrupted.failed >= 0:
-                raise PeerFailed(f"rank {self._interrupted.failed} has failed")
+            found = self._interrupts.get(self._running)
+            if found is not None and found.failed >= 0:
+                raise PeerFailed(f"rank {found.failed} has failed")
             if _is_at_debugger(frame):
                 raise bdb.BdbQuit
             raise KeyboardInterrupt
 
     def _run_cell(self, request: RunCell, ending: Ending) -> None:
+        with self._lock:
+            self._interrupts.pop(self._cell, None)
+            self._cell = request.cell
         text = request.text if self._rank == request.ranks[0] else ""
         self._around.send(
             CellBegan(
@@ -257,7 +262,7 @@ class CellLoop:
             with self._lock:
                 self._came.clear()
                 self._running = request.cell
-            if self._interrupted is not None:  # before the cell started
+            if request.cell in self._interrupts:  # before the cell started
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
                 groups.make_anew()
@@ -267,11 +272,11 @@ class CellLoop:
             return self._valued(value, keeps=cell.keeps)
         except SystemExit:
             # Lightning reacts to an interrupt like this.
-            if self._interrupted or steps.has_stopped():
+            if request.cell in self._interrupts or steps.has_stopped():
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
-            if self._interrupted is None or not _is_of_interrupt(error):
+            if request.cell not in self._interrupts or not _is_of_interrupt(error):
                 raise
             raise KeyboardInterrupt from error
         finally:

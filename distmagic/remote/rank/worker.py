@@ -165,6 +165,8 @@ def _work(
     sys.modules["__main__"] = user_main
     # Registered before the user's own functions, so it is called after them.
     atexit.register(clear_main, user_main)
+    # Before the payload is loaded, which may refer to `torch.load`.
+    loads = loading.Loading()
     with gc_paused():
         thunk = call.load(rank.call, user_main)
     if not isinstance(thunk, call.Call):
@@ -181,7 +183,7 @@ def _work(
         _place(thunk.filename, user_main)
     assert isinstance(thunk, call.Call | call.Whole)
     before = captured.marks(vars(user_main))
-    loads = loading.Loading()
+    loads.begin()
     value = call.perform(thunk, user_main)
     loaded, loading_s = loads.what, loads.total_s
     held.append(value)

@@ -80,7 +80,7 @@ def mode_of_copy(file: Path, name: str) -> int:
     """
     mode = file.stat().st_mode & 0o777
     for folder, named in zip(file.parents, PurePosixPath(name).parents, strict=False):
-        if folder.name != named.name:
+        if not named.name or folder.name != named.name:
             break
         above = folder.stat().st_mode
         if not above & 0o010:

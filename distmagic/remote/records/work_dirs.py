@@ -283,14 +283,20 @@ class _Directory:
         claim = self.about / f"fresh.{job}"
         try:
             claim.open("x").close()
-        except FileExistsError:
+        except FileExistsError:  # raises OSError if that one fails
             until = time.monotonic() + _EMPTYING_S
-            while self._read("fresh") != job and time.monotonic() < until:
+            while self._read("fresh") != job:
+                if time.monotonic() > until:
+                    text = f"{self.path} was not emptied by another host"
+                    raise OSError(text) from None
                 time.sleep(_PAUSE_S)
             return
-        sync.empty()
-        (self.about / "fresh").write_text(job)
-        claim.unlink()
+        try:
+            if self._read("fresh") != job:  # another host may have emptied it just now
+                sync.empty()
+                (self.about / "fresh").write_text(job)
+        finally:
+            claim.unlink(missing_ok=True)
 
     def used_s(self) -> float:
         """Return when it was last used. Raises OSError."""

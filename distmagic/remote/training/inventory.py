@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
     found = []
     for name in names:
         if name in values:
-            text, size = _described(values[name], torch)
+            text, size = type(values[name]).__name__, 0
+            # A lazy module has no sizes yet, and a class of the user's own may raise anything.
+            with contextlib.suppress(Exception):
+                text, size = _described(values[name], torch)
             found.append((name, text[:_LONGEST], size))
     found.sort(key=lambda one: (-one[2], one[0]))
     gpu = None

@@ -20,18 +20,22 @@ _WORTH_SHARE = 0.5
 
 
 class Loading:
-    """The sum of one rank, from now on."""
+    """The sum of one rank, from `begin` on."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._began_s = time.monotonic()
         self._is_loading = False
-        self._longest_s = 0.0
-        self._what = ""
-        self.total_s = 0.0
+        self.begin()
         import_hooks.when_imported("torch.serialization", self._watch_torch)
         import_hooks.when_imported("safetensors.torch", self._watch_safetensors)
         import_hooks.when_imported("transformers.modeling_utils", self._watch_models)
+
+    def begin(self) -> None:
+        """Begin anew, with nothing loaded."""
+        self._began_s = time.monotonic()
+        self._longest_s = 0.0
+        self._what = ""
+        self.total_s = 0.0
 
     @property
     def what(self) -> str:

@@ -134,12 +134,12 @@ def reduced_kept(obj: object) -> Any:
 
     Functions of the package use that one, and a copy would be another one. NotImplemented for any other object.
     """
-    top = type(obj).__module__.partition(".")[0]
+    top = str(type(obj).__module__).partition(".")[0]
     module_name, name = _kept_objects(top, len(sys.modules)).get(id(obj), ("", ""))
     module = sys.modules.get(module_name)
     if module is None or getattr(module, name, None) is not obj:
         return NotImplemented
-    return getattr, (module, name)
+    return _kept, (module, name, type(obj))
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,6 +245,16 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 # Called by the pickle when it is loaded.
+
+
+def _kept(module: types.ModuleType, name: str, kind: type) -> object:
+    """Return the object that a package keeps under a name. Raises AttributeError if it is of another class here."""
+    found = getattr(module, name)
+    if not isinstance(found, kind):
+        here = type(found).__name__
+        text = f"{module.__name__}.{name} is a {kind.__name__} in the notebook, and a {here} here"
+        raise AttributeError(text)  # noqa: TRY004 - as if the host lacked it
+    return found
 
 
 def _context_var(

@@ -75,7 +75,9 @@ def _whole_typed_dict(cls: Any, plain: Any) -> Any:
     """
     if plain[0].__name__ != "_make_skeleton_class" or not typing.is_typeddict(cls):
         return plain
-    make, (metaclass, name, _, *more), *rest = plain
+    make, (metaclass, name, bases, *more), *rest = plain
+    if tuple(bases) != (dict,):
+        return plain
     return make, (metaclass, name, (typing.TypedDict,), *more), *rest
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+
+# A line in place of the middle of a text.
+LEFT_OUT = re.compile(r"^\.\.\. [\d,]+ characters left out \.\.\.$", re.MULTILINE)
 
 
 def text_of(value: object) -> str:

@@ -256,7 +256,8 @@ class GetBlob:
 class GetFile:
     """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
 
-    `most_bytes` limits the answer to the last bytes of the file.
+    `most_bytes` limits the answer to the last bytes of the file. `begin` and `end` are positions in a log, which count
+    bytes that are no longer kept: the answer is of that part alone.
     """
 
     job: str
@@ -264,6 +265,8 @@ class GetFile:
     name: str
     offset: int = 0
     most_bytes: int | None = None
+    begin: int = 0
+    end: int | None = None
 
 
 @request

@@ -117,14 +117,14 @@ def test_a_run_is_called_by_its_name_else_by_its_call_else_by_its_job():
     [("loss", False), ("val_acc", True), ("eval/F1", True), ("top1", True), ("accumulated", False), ("map50-map", True),
      ("trainAcc", True), ("F1Score", True), ("miou", True), ("map50", True), ("tokens_per_sec", True), ("valLoss", False),
      ("success_rate", True), ("error_rate", False), ("perplexity", False),
-     ("accuracy_loss", False), ("seconds_per_token", False), ("step_loss", False)],
+     ("accuracy_loss", False), ("mAP", True), ("val/mAP50", True), ("IoU", True), ("mIoU", True), ("seconds_per_token", False), ("step_loss", False)],
 )  # fmt: skip
 def test_the_name_of_a_metric_says_which_value_is_the_best(name, is_so):
     assert more_is_better(name) is is_so
     assert has_best(name)
 
 
-@pytest.mark.parametrize("name", ["lr", "grad_norm", "epoch", "learning_rate", "globalStep"])  # fmt: skip
+@pytest.mark.parametrize("name", ["lr", "grad_norm", "epoch", "learning_rate", "globalStep", "loss_scale"])  # fmt: skip
 def test_a_schedule_or_a_magnitude_has_no_best_value(name):
     assert not has_best(name)
 

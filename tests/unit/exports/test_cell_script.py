@@ -241,3 +241,15 @@ def test_an_earlier_definition_that_is_still_in_use_is_exported():
 def test_a_definition_that_has_a_condition_or_was_replaced_is_no_program(cell):
     with pytest.raises(NoProgram, match="f is defined inside a block, or assigned"):
         exported(cell)
+
+
+def test_what_a_definition_evaluates_at_once_stands_before_it_though_the_cell_has_it_too():
+    first = "import dataclasses\nLR = 1\n@dataclasses.dataclass\nclass Net:\n    lr: int = LR\n"
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(first, "one", "exec"), names)
+    plan = parse_cell(
+        "#%%distributed\nimport dataclasses\nLR = 1\ndef train():\n    return Net()\ntrain()",
+        whole=False,
+    )
+    program = cell_script.of_cell(plan, names, {"one": first})
+    exec(compile(program, "program", "exec"), {"__name__": "__main__"})

@@ -45,3 +45,9 @@ def test_the_largest_names_have_a_line_and_ranks_with_equal_memory_share_one(gol
     found[3] = Inventory(names=(*names, more), gpu=(5_000_000_000, *gpu[1:]))
     golden(*holdings.lines(found))
     assert holdings.lines({0: Inventory(names=(), gpu=None)}) == []
+
+
+def test_a_module_without_sizes_yet_costs_no_other_name_its_line():
+    values = {"lazy": torch.nn.LazyLinear(3), "n": 3}
+    found = inventory.of(values, ["lazy", "n"])
+    assert found.names == (("lazy", "LazyLinear", 0), ("n", "int", 0))

@@ -51,6 +51,12 @@ def test_another_kernel_goes_on_with_ranks_that_were_kept(lab: Lab, tmp_path) ->
         text = second.run("%distributed attach exp")
         assert "<ranks exp: 2 on dm1, dm2, running, 1 cell>" in text
         assert "names: dist, kept, lr, os, torch" in text
+        # Of the line that started them, only the hosts are known here.
+        again = "%%ranks exp --hosts {} --on-disconnect keep --stay-idle 1h\nlr = 0.5"
+        second.run(again.format("dm1:1,dm2:1"))
+        assert "are on dm1, dm2, and this line asks" in second.fail(
+            again.format("dm1:1")
+        )
         text = second.run(SUM)
         assert f"rank 0: ({pids[0]}, [0, 2.0])" in text
         assert f"rank 1: ({pids[1]}, [1, 2.0])" in text
@@ -58,13 +64,13 @@ def test_another_kernel_goes_on_with_ranks_that_were_kept(lab: Lab, tmp_path) ->
         assert "Another kernel has attached to the ranks of exp" in said
         assert "another kernel has them" in first.run("%distributed stay")
         # The first one takes them back, and sees what was done.
-        assert "2 cells>" in first.run("%distributed attach exp")
+        assert "3 cells>" in first.run("%distributed attach exp")
         assert f"({pids[0]}, [0, 2.0, 2.0])" in first.run(SUM)
         assert "Another kernel has" in second.fail('exp["kept"]')
         os.kill(first.pid, signal.SIGKILL)
-        assert "3 cells>" in second.run("%distributed attach exp")
+        assert "4 cells>" in second.run("%distributed attach exp")
         assert second.run('exp[1]["lr"]') == "0.5"
-        assert second.run("exp.history[1] == exp.history[2]") == "True"
+        assert second.run("exp.history[2] == exp.history[3]") == "True"
         assert "kept = [int" in second.run("print(exp.history[0])")
     # The end of that kernel, which is none by force, leaves them too.
     with live_notebook(tmp_path, env) as third:

@@ -145,3 +145,36 @@ def test_a_deleted_name_is_sent_again_only_when_a_cell_uses_it(notebook):
     assert following.prepared(plan("1"), notebook, (), digests, {}).notice == ""
     used = following.prepared(plan("lr"), notebook, (), digests, {})
     assert used.notice == "From the notebook: lr = 0.5."
+
+
+@pytest.mark.parametrize("text", ["try:\n    big\nexcept NameError:\n    big = 1", "big = big if unused else 1"])  # fmt: skip
+def test_what_cannot_be_sent_does_no_harm_where_the_cell_assigns_it(notebook, text):
+    packed = following.prepared(plan(text), notebook, (), {}, {})
+    assert "big" not in packed.notice
+
+
+def test_what_cannot_be_sent_does_no_harm_where_some_ranks_have_their_own(notebook):
+    cell = plan("if unused == 0:\n    print(big)")
+    with pytest.raises(PayloadTooLarge):
+        following.prepared(cell, notebook, (), {}, {})
+    following.prepared(cell, notebook, (), {}, {}, some_ranks=("big",))
+
+
+def test_a_function_with_another_default_or_another_file_is_sent_again(notebook):
+    def sent_after(there: dict[str, str]) -> tuple[dict[str, str], str]:
+        packed = following.prepared(plan("f()"), notebook, (), there, {})
+        return dict(packed.digests), packed.notice
+
+    there: dict[str, str] = {}
+    for text, is_sent in (
+        ("def f(x=1): return x", True),
+        ("def f(x=1): return x", False),
+        ("def f(x=True): return x", True),
+        ("def f(x=1.0): return x", True),
+        ("def f(x: int = 1.0): return x", True),
+    ):
+        names = dict(vars(__import__("sys").modules["__main__"]))
+        exec(compile(text, "/cells/3.py", "exec"), names)
+        notebook["f"] = names["f"]
+        there, notice = sent_after(there)
+        assert ("From the notebook" in notice) is is_sent, text

@@ -34,7 +34,7 @@ from distmagic.payload import bundle
 from distmagic.planning import preflight
 from distmagic.remote.contact import boot, contact, relay, template_client
 from distmagic.remote.contact.agents import Agents
-from distmagic.remote.records import journal, listing, places, work_dirs
+from distmagic.remote.records import journal, listing, logs, places, work_dirs
 from distmagic.remote.system import processes
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol as p
@@ -562,6 +562,23 @@ def test_the_end_of_a_log_in_pieces_is_asked_for_by_its_size(link):
         assert about == p.Data(size_bytes=len(sent), skipped_bytes=10 - len(sent))
 
 
+def test_a_part_of_a_log_is_found_though_earlier_bytes_are_gone(link):
+    folder = places.job_dir("job-1", 0)
+    folder.mkdir(parents=True)
+    log = logs.Log(folder / "rank0.stdout.log", 10 * logs.PIECES)
+    for number in range(30):
+        log.append(b"%09d\n" % number)
+    log.close()
+    for begin, end, last in ((250, 270, 26), (250, None, 29)):
+        got = bytearray()
+        request = p.GetFile(
+            job="job-1", node_rank=0, name="rank0.stdout.log", begin=begin, end=end
+        )
+        job_requests.fetch(link, request, got.extend, limit_bytes=1000)
+        lines = [b"%09d" % number for number in range(25, last + 1)]
+        assert got.splitlines() == lines
+
+
 def test_of_a_long_log_no_more_is_sent_than_is_shown(link, monkeypatch):
     folder = places.job_dir("job-1", 0)
     folder.mkdir(parents=True)
@@ -626,7 +643,7 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
 FLOODED = """
 import errno, os, socket
 from distmagic.remote.contact import agents, contact
-from distmagic.remote.records import places
+from distmagic.remote.records import logs, places
 from distmagic.remote.wire import protocol as p
 
 def start_agent(request, listener, *_):

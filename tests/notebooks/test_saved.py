@@ -137,7 +137,7 @@ def test_a_run_is_shown_again_where_it_is_the_value_of_a_later_cell(executed):
     assert executed.run("run.logs(1, 'stdout')") == r"'rank says 180\n'"
     refused = executed.fail("run.logs(9)")
     assert "UsageError: There is no rank 9" in refused
-    assert "[0, 1]" in refused
+    assert "Its ranks: 0, 1." in refused
 
 
 def test_saved_text_of_every_cell_is_free_of_our_own_frames(executed):

@@ -28,6 +28,9 @@ MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.
 _SHOWN = (int, float, bool, type(None))
 _DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
+_MOST_DIGESTS = 2_000
+_PLAIN = (*_SHOWN, str, bytes)
+_SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ASSIGNS = ("STORE_NAME", "STORE_GLOBAL")
@@ -222,30 +225,27 @@ def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, S
     if key is None:
         return _digest_anew(name, value, source)
     if key not in _DIGESTS:
+        if len(_DIGESTS) >= _MOST_DIGESTS:
+            _DIGESTS.clear()
         _DIGESTS[key] = _digest_anew(name, value, source)
     return _DIGESTS[key]
 
 
 def _key(name: str, value: object) -> Hashable | None:
     """Return a key by which a value that did not change is known again; None for one that can change in place."""
-    if isinstance(value, _SHOWN) or type(value) in (str, bytes):
-        return name, type(value), value
+    # Exactly these types: one derived from them may have attributes that change. The repr tells 0.0 from -0.0.
+    is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
+    if type(value) in _PLAIN and is_short:
+        return name, type(value), repr(value)
     if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        if all(isinstance(one, (*_SHOWN, str)) for one in defaults):
-            # Values of different types may be equal.
-            types_of = tuple(map(type, defaults))
-            code = value.__code__
-            annotations = repr(value.__annotations__)
-            return (
-                name,
-                code,
-                code.co_filename,
-                value.__doc__,
-                defaults,
-                types_of,
-                annotations,
-            )
+        positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
+        if all(type(one) in _PLAIN for one in (*positional, *named.values())):
+            try:
+                annotations = repr(value.__annotations__)
+            except Exception:  # noqa: BLE001 - a name that is not defined yet, or the user's own class
+                return None
+            code, defaults = value.__code__, repr((positional, named))
+            return name, code, code.co_filename, value.__doc__, defaults, annotations
     return None
 
 

@@ -178,3 +178,16 @@ def test_a_function_with_another_default_or_another_file_is_sent_again(notebook)
         notebook["f"] = names["f"]
         there, notice = sent_after(there)
         assert ("From the notebook" in notice) is is_sent, text
+
+
+def test_a_value_that_looks_the_same_and_is_not_is_sent_again(notebook):
+    class Count(int):
+        more = 1
+
+    there: dict[str, str] = {}
+    count = Count(3)
+    for value, is_sent in ((0.0, True), (-0.0, True), (0, True), (False, True), (count, True), (count, False)):  # fmt: skip
+        notebook["unused"] = value
+        packed = following.prepared(plan("unused"), notebook, (), there, {})
+        there = dict(packed.digests)
+        assert ("From the notebook" in packed.notice) is is_sent, value

@@ -1,5 +1,5 @@
 # make check | test | test-all | ...: each target does all of its own set-up in .venv.
-#   check      lint, types and the tests that need no host, in less than 90 seconds: before each commit
+#   check      lint, types and the quick tests that need no host, in less than 90 seconds: before each commit
 #   golden     renew tests/golden/messages from the tests that need no host; ARGS=... of others; read it in the diff
 #   test       these, each promise of the README and each way to a host, on real hosts, in 10 minutes: before each merge
 #   test-all   every test: before a release
@@ -16,7 +16,7 @@
 #   screenshots  that and a picture of each scene of the view, light and dark, wide and narrow, in build/screenshots
 #
 #   PYTHON=python3.12   the Python (3.10 or later) that .venv is made with
-#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 3, of check 6: many of its tests wait
+#   JOBS=1              tests at the same time (0: in pytest's own process); if not said 3, of check 4
 #   NO_APT=1            never install a system package, only say what is missing
 #   CI=true             a missing system package is a failure, not a skip
 #   ARGS="-k ssh"       more arguments for pytest
@@ -93,9 +93,9 @@ coverage: $(venv)/.ready
 	@$(pytest) --quiet --quiet --cov=distmagic --cov-report=term $(quick) | grep '^TOTAL\|passed\|failed'
 	@$(pytest) --quiet --quiet --cov=distmagic --cov-report=term | grep '^TOTAL\|passed\|failed'
 
-check: JOBS := 6
+check: JOBS := 4
 check: lint
-	@$(pytest) --hypothesis-profile=quick -p no:logging -m 'not needs' tests/unit tests/transports $(ARGS)
+	@$(pytest) --hypothesis-profile=quick -p no:logging -m 'not needs and not slow' tests/unit tests/transports $(ARGS)
 
 golden: JOBS := 6
 golden: $(venv)/.ready

@@ -104,9 +104,12 @@ def gpus(told: Sequence[Gpu]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return `62%`; 100% only if complete."""
-    whole = min(99, int(fraction * 100)) if fraction < 1 else 100
-    return f"{whole}%"
+    """Return `62%`; 100% only if complete, `?` for no number."""
+    if math.isnan(fraction):
+        return "?"
+    if fraction >= 1:
+        return "100%"
+    return f"{min(99, int(max(fraction, 0) * 100))}%"
 
 
 def rate(per_s: float, unit: str) -> str:

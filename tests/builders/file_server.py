@@ -26,24 +26,25 @@ _BY_DESCRIPTOR = (
 _OF_FILES = "close write flush read readline readlines seek truncate"
 _Place = tuple[tuple[CodeType, int], ...]
 ERRORS = (errno.ESTALE, errno.EDQUOT, errno.EIO, errno.ENOSPC)
+each_error = pytest.mark.parametrize("home_error", ERRORS, ids=errno.errorcode.get)
 
 
 class FileServer:
-    """Counts the calls that touch `home`. The one with the number `at` fails, and with `stays` every later one.
+    """Counts the calls that touch `home`. The one with the number `at` raises `error`, and with `stays` every later one.
 
     `failed` are those that have; `calls` has the place in the product that each came from, `calls_before` those before
     the latest `fail`.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path, error: int) -> None:
         self.home = f"{home}{os.sep}"
+        self._error = error
         self.calls: list[_Place] = []
         self.calls_before: list[_Place] = []
         self.failed: list[str] = []
         self.synced: set[int] = set()  # files of which the server has all
         self._at = -1
         self._stays = False
-        self._error = 0
         for name in _BY_PATH.split():
             self._patch(monkeypatch, os, name, self._is_path)
         for name in _BY_DESCRIPTOR.split():
@@ -56,7 +57,6 @@ class FileServer:
         """Count anew, and fail at this call from now on; -1 for none."""
         self.calls_before, self.calls, self.failed = self.calls, [], []
         self._at, self._stays = at, stays
-        self._error = ERRORS[at % len(ERRORS)]
 
     def _patch(
         self,

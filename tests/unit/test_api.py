@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import distmagic
 from distmagic import api, notebook_place
@@ -139,7 +140,7 @@ def test_the_defaults_are_those_of_a_job():
 
 
 def test_an_option_is_completed_and_explained_by_name(capsys):
-    shell = InteractiveShell()
+    shell = InteractiveShell(config=Config(HistoryManager={"hist_file": ":memory:"}))
     shell.user_ns["distmagic"] = distmagic
     text = "distmagic.run(len, max_res"
     with provisionalcompleter():

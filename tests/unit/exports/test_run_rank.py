@@ -93,6 +93,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_groups_of_gloo_end_after_their_models_or_never_and_files_are_written(tmp_path):
     """A model is never the last to hold its group; what is left at the end is left alone."""
     (tmp_path / "train.py").write_text(GLOO)

@@ -107,6 +107,7 @@ def test_a_server_of_something_else_at_one_of_the_ports_is_no_wrong_secret(
             meeting.gather(1, "same", HANG_S)
 
 
+@pytest.mark.slow
 def test_a_wrong_secret_that_was_mended_counts_no_longer(monkeypatch):
     monkeypatch.setattr(following_module, "_WRONG_S", 2.0)
     first, second = places()

@@ -920,6 +920,7 @@ magic.load_ipython_extension(get_ipython(), Session)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 def test_a_kernel_shows_the_cells_lines_and_its_cell_fails():
     cells = [

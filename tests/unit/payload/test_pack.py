@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from traitlets.config import Config
 
 from distmagic.errors import PayloadError
 from distmagic.payload import local_modules, pack
@@ -84,6 +85,7 @@ def beside(tmp_path, monkeypatch):
 # ---- what travels
 
 
+@pytest.mark.slow
 def test_a_call_with_its_functions_values_and_sources_runs_on_a_rank(
     tmp_path, torch_forks
 ):
@@ -589,7 +591,10 @@ def _widget():
 
 
 def _shell():
-    return importlib.import_module("IPython.core.interactiveshell").InteractiveShell()
+    config = Config(HistoryManager={"hist_file": ":memory:"})
+    return importlib.import_module("IPython.core.interactiveshell").InteractiveShell(
+        config=config
+    )
 
 
 CULPRITS = {
@@ -649,6 +654,7 @@ def test_a_private_part_of_a_librarys_object_is_named_by_the_object(make, path, 
     assert error.message == f"helper uses `{path}`, {words.format(path)}"
 
 
+@pytest.mark.slow
 def test_a_data_loader_that_was_looked_at_travels_without_its_workers(tmp_path):
     loader = torch.utils.data.DataLoader(
         list(range(8)), num_workers=1, persistent_workers=True
@@ -1073,6 +1079,7 @@ def fit():
 fit()"""
 
 
+@pytest.mark.slow
 def test_a_function_that_torch_compile_decorates_travels(tmp_path, compiler_forks):
     linecache.cache[CELL] = (1, None, COMPILED.splitlines(keepends=True), CELL)
     payload = packed(cell(COMPILED))

@@ -271,6 +271,7 @@ def _alive(pid, directory):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [STUBBORN, DAEMON], ids=["ignores signals", "a daemon"]
 )
@@ -386,6 +387,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["exec", "fork"])
 def test_a_killed_kernel_takes_its_playground_along(tmp_path, child):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -925,6 +925,11 @@ def test_only_what_is_whole_is_100_percent():
     assert (q.percent(0.9999), q.percent(1.0)) == ("99%", "100%")
 
 
+def test_a_host_may_report_any_number():
+    numbers = (math.nan, math.inf, -math.inf, -1e-300, -5.0)
+    assert [q.percent(one) for one in numbers] == ["?", "100%", "0%", "0%", "0%"]
+
+
 @given(st.text(max_size=30), st.integers(1, 30))
 def test_cut_text_fits(text, columns):
     assert text_width.columns_of(text_width.cut(text, columns)) <= columns

@@ -338,6 +338,7 @@ def executed(before: str = "", after: str = "shown.finish(done())"):
     return book
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["", "sys.modules['anywidget'] = None"], ids=["widgets", "no-widgets"]
 )
@@ -353,6 +354,7 @@ def test_an_executed_notebook_holds_one_output_that_needs_no_widget(before):
     assert page.count("dm-table") >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["", "sys.modules['anywidget'] = None"], ids=["widgets", "no-widgets"]
 )

@@ -34,7 +34,7 @@ from distmagic.remote.wire import file_names
 from distmagic.remote.wire import protocol as p
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer
+from tests.builders.file_server import FileServer, each_error
 from tests.builders.harmless import is_harmless
 from tests.builders.hosts import HANG_UP, FakeHost, reach
 from tests.lab import wait_until
@@ -321,9 +321,10 @@ def test_a_file_that_only_grows_is_taken_as_it_was(there, tmp_path, monkeypatch)
     assert (tmp_path / "here" / "log.txt").read_bytes() == before
 
 
+@each_error
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_file_comes_whole_or_not_at_all_whatever_both_file_servers_say(
-    there, tmp_path, monkeypatch, stays
+    there, tmp_path, monkeypatch, stays, home_error
 ):
     """An error of any call, here or on the host, is told, and the next call brings what is missing."""
     real = dict(there.host.answers)
@@ -338,7 +339,7 @@ def test_a_file_comes_whole_or_not_at_all_whatever_both_file_servers_say(
         return refused
 
     there.host.answers.update({kind: answer(kind) for kind in real})
-    server = FileServer(monkeypatch, tmp_path)
+    server = FileServer(monkeypatch, tmp_path, home_error)
     to = tmp_path / "here"
     whole = (there.folder / "log.txt").read_bytes()
     at, calls = -1, 0

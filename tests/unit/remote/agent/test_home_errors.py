@@ -16,7 +16,7 @@ from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol as p
 from tests.builders.agent_node import ENGINE, JOB, Node
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer, chosen
+from tests.builders.file_server import FileServer, chosen, each_error
 from tests.builders.messages import START
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -96,9 +96,10 @@ def play(
     return [event for event in told if isinstance(event, p.Ended | p.Final)], kept
 
 
+@each_error
 @pytest.mark.parametrize("stays", [False, True])
-def test_no_error_of_the_home_ends_a_healthy_job(home, monkeypatch, stays):
-    server = FileServer(monkeypatch, home)
+def test_no_error_of_the_home_ends_a_healthy_job(home, monkeypatch, stays, home_error):
+    server = FileServer(monkeypatch, home, home_error)
     well, _ = play(monkeypatch, server, -1)
     calls = server.calls_before
     assert len(calls) > 100

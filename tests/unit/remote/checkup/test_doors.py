@@ -57,6 +57,7 @@ def test_the_door_of_another_host_is_no_door(doors):
     assert knock((door(doors.ports[0], "another"),)) == ("another",)
 
 
+@pytest.mark.slow
 def test_what_is_no_door_at_all():
     with socket.socket() as other:
         other.bind((HERE, 0))

@@ -95,6 +95,7 @@ def asked(python: str, code: str) -> str:
     return completed([python, "-c", code]).stdout.strip()
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_once_and_has_the_packages_and_a_name(index, opened):
     wheel(index, "alpha", requires=("beta",))
     wheel(index, "beta", "2.0")
@@ -121,6 +122,7 @@ def asked_by(words: tuple[str, ...], code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
     index, opened, golden
 ):
@@ -323,6 +325,7 @@ def sleeping(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_host_that_cant_get_uv_says_why_and_leaves_nothing(index, opened):
     (index / "uv-1.0-py3-none-any.whl").unlink()
     with pytest.raises(PreflightError, match=r"install uv failed:(.|\n)*Install uv on"):

@@ -19,7 +19,7 @@ from distmagic.remote.records import environments, expiry, listing, places, work
 from distmagic.remote.records.journal import FILE, Journal
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer, chosen
+from tests.builders.file_server import FileServer, chosen, each_error
 from tests.builders.messages import START
 
 _JOB = f"home-{os.getpid()}"
@@ -98,12 +98,14 @@ def prepare_fresh() -> None:
             work_dirs.prepare(replace(_WORK, name=name), "other", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [False, True])
+@each_error
 @pytest.mark.parametrize("act", [contact_said, prepare_fresh])
 def test_an_error_of_the_home_costs_the_request_alone_and_nothing_that_is_in_use(
-    home, monkeypatch, act, stays
+    home, monkeypatch, act, stays, home_error
 ):
-    server = FileServer(monkeypatch, home)
+    server = FileServer(monkeypatch, home, home_error)
     monkeypatch.setattr(expiry, "_LOOK_S", 1e9)
 
     def fail(at: int) -> None:

@@ -26,7 +26,7 @@ from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer
+from tests.builders.file_server import FileServer, each_error
 from tests.builders.messages import START
 
 _WORK = p.WorkDir(name="train", origin="nb")
@@ -97,12 +97,13 @@ def silent_stdin() -> Iterator[None]:
         os.close(descriptor)
 
 
+@each_error
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
 def test_an_agent_runs_and_is_heard_or_nothing_of_it_is_left(
-    home_in_memory, monkeypatch, silent_stdin, stays, is_warm
+    home_in_memory, monkeypatch, silent_stdin, stays, is_warm, home_error
 ):  # fmt: skip
-    server = FileServer(monkeypatch, home_in_memory)
+    server = FileServer(monkeypatch, home_in_memory, home_error)
     if stays:  # the next job comes when a mark that could not be removed counts no more
         monkeypatch.setattr(work_dirs, "_SETTLING_S", 0.0)
     played = PlayedAgent()
@@ -165,10 +166,11 @@ class PlayedTime:
         return ([] if was_asked else readers), [], []
 
 
+@each_error
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_template_forks_and_ends_in_its_time_whatever_the_home_says(
-    home_in_memory, monkeypatch, tmp_path, stays, is_whole
+    home_in_memory, monkeypatch, tmp_path, stays, is_whole, home_error
 ):  # fmt: skip
     environment = home_in_memory / "envs" / ".0123456789abcdef"
     environment.mkdir(parents=True)
@@ -182,7 +184,7 @@ def test_a_template_forks_and_ends_in_its_time_whatever_the_home_says(
             archive.writestr("sources.json", '{"imports": ["json"]}')
     else:
         code.write_bytes(b"PK")
-    server = FileServer(monkeypatch, home_in_memory)
+    server = FileServer(monkeypatch, home_in_memory, home_error)
     monkeypatch.setattr(forking, "fork", lambda _: 4_194_999)  # no process
     monkeypatch.setattr(os, "waitpid", lambda pid, _: (pid, 0))
     at, calls = -1, 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.builders.forks import Forks
 
 PROGRAM = """
@@ -30,6 +32,7 @@ def run(program: str, forks: Forks, folder: Path) -> tuple[str, str]:
     return done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_an_exception_is_logged_without_torch_s_compiler(torch_forks, tmp_path):
     printed, log = run(PROGRAM, torch_forks, tmp_path)
     assert printed == "False\n"
@@ -71,6 +74,7 @@ except DistNetworkError as error:
 """
 
 
+@pytest.mark.slow
 def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(torch_forks, tmp_path):
     printed, log = run(MEETING, torch_forks, tmp_path)
     assert printed.splitlines() == ["agent"] * 3 + [

@@ -80,6 +80,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ahead_s", "torch"),
     [*((ahead_s, "this torch") for ahead_s in (-3600, 0, 5)), (-5, "torch 2.4")],

@@ -142,6 +142,7 @@ def test_a_cable_that_is_cut_is_noticed_on_both_ends_and_only_there(net):
     assert net.told(1) == {("joined", 0)}
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_is_told(net):
     net.down = {2}
     net.run(LOST_S + 1.0)

@@ -77,6 +77,7 @@ def test_what_a_process_has_started_outlives_it_and_its_usher():
     wait_until(lambda: not is_alive(pid), "what was started to end with the keeper")
 
 
+@pytest.mark.slow
 def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
     with LocalKeeper() as node:
         process = node.start(
@@ -156,6 +157,7 @@ def test_a_warning_of_slurm_ends_nothing(name):
         assert is_alive(pid)
 
 
+@pytest.mark.slow
 def test_another_keeper_does_not_count_the_time():
     with LocalKeeper(leads=False, first_lease_s=0.1, lease_s=0.1, idle_s=0.1) as node:
         process = node.start(("sleep", "2.5"))
@@ -163,6 +165,7 @@ def test_another_keeper_does_not_count_the_time():
         assert node.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_and_ends():
     with LocalKeeper(first_lease_s=60, lease_s=4) as node:
         lease = node.usher({"lease": True})
@@ -207,6 +210,7 @@ def test_an_allocation_that_is_told_to_end_ends_at_once():
         assert lease.read() == b""
 
 
+@pytest.mark.slow
 def test_an_unused_allocation_ends_though_the_notebook_is_there():
     with LocalKeeper(idle_s=5) as node:
         lease = node.usher({"lease": True})
@@ -214,6 +218,7 @@ def test_an_unused_allocation_ends_though_the_notebook_is_there():
         assert node.wait_ended() == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_holds_the_allocation_without_a_notebook(monkeypatch):
     with LocalKeeper(first_lease_s=5, idle_s=5) as node:
         process = node.start(("env", "DISTMAGIC_JOB=7", "sleep", "7"))

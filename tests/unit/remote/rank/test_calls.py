@@ -94,6 +94,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acts", SIZES)
 def test_sizes_that_differ_are_left_with_the_calls(torch_forks, tmp_path, acts):
     """A rank that expects less is aborted; the other one loses it, or has sent all and goes on."""
@@ -107,6 +108,7 @@ def test_sizes_that_differ_are_left_with_the_calls(torch_forks, tmp_path, acts):
         assert made[rank,] == f"{name} [{size}]"
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_early_is_known_by_its_last_call(torch_forks, tmp_path):
     ends, one = parted(torch_forks, tmp_path, "end", "all_reduce 4", "nothing 4")
     assert ends == ["1", "0"]
@@ -114,6 +116,7 @@ def test_a_rank_that_left_early_is_known_by_its_last_call(torch_forks, tmp_path)
     assert (one.kind, one.number, one.missing) == ("behind", 2, (1,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["broadcast 4", "barrier 4"])
 def test_calls_that_differ_are_answered(torch_forks, tmp_path, other):
     ends, one = parted(torch_forks, tmp_path, "wait", "all_reduce 4", other)

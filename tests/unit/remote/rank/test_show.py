@@ -108,6 +108,7 @@ first.subplots(); plt.show(); plt.show(); print("what changed", shown(), plt.gcf
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
     Later("IPython")

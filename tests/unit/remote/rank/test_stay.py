@@ -1,5 +1,7 @@
 """Cells of ranks that stay, interrupted: three real ranks with gloo, and the requests that their agents would hand on."""
 
+import pytest
+
 from tests.builders import gloo_ranks
 
 # Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.
@@ -238,6 +240,7 @@ def drive(book):
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_cell(
     compiler_forks, tmp_path
 ):
@@ -267,6 +270,7 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
     ]
 
 
+@pytest.mark.slow
 def test_the_next_cell_works_whatever_the_cells_before_have_done(
     compiler_forks, tmp_path
 ):

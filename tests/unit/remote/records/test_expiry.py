@@ -264,6 +264,7 @@ def test_what_goes_at_the_same_time_makes_no_run_fail(home, monkeypatch):
     assert not old.exists()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_looks_at_ten_thousand_blobs_holds_half_a_kilobyte_of_each(home):
     """It does so once a minute; what it takes for that in passing may stay with its process."""
     (home / "blobs").mkdir(parents=True)

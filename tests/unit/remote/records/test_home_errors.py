@@ -25,7 +25,7 @@ from distmagic.remote.contact.file_exchange import FileExchange
 from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
-from tests.builders.file_server import FileServer, chosen
+from tests.builders.file_server import FileServer, chosen, each_error
 
 _DATA = b"a payload" * 1000
 _SHA = sha256(_DATA).hexdigest()
@@ -138,12 +138,14 @@ def a_file_of_the_user(home: Path, _: Path) -> Case:
     return bring, check
 
 
+@pytest.mark.slow
+@each_error
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize(
     "case", [files_of_a_run, an_environment, a_payload, a_file_of_the_user]
 )
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
-    home_in_memory, tmp_path, monkeypatch, case, stays
+    home_in_memory, tmp_path, monkeypatch, case, stays, home_error
 ):
     def done(*_: Any) -> tuple[int, list[str]]:
         return 0, []
@@ -154,7 +156,7 @@ def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
         stays
     ):  # the next time is later than the mark of a job that could not be removed counts
         monkeypatch.setattr(work_dirs, "_SETTLING_S", 0.0)
-    server = FileServer(monkeypatch, home_in_memory)
+    server = FileServer(monkeypatch, home_in_memory, home_error)
 
     def fail(at: int) -> None:
         shutil.rmtree(home_in_memory, ignore_errors=True)

@@ -63,6 +63,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_a_deadlock_is_broken_in_all_ranks_and_their_group_made_anew(
     compiler_forks, tmp_path
 ):
@@ -123,6 +124,7 @@ print("all")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_cells", [False, True], ids=["in one run", "in cells"])
 def test_a_group_is_made_again_in_one_job_when_ranks_come_at_different_times(
     in_cells, torch_forks, tmp_path

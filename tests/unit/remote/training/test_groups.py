@@ -132,6 +132,7 @@ a model is let go of: True 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_whether_a_rank_was_in_a_process_group_and_used_it_and_ends(
     warm, tmp_path, compiler_forks

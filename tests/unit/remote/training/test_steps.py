@@ -51,6 +51,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_agree_on_a_step_stay_in_step_whenever_they_are_interrupted(
     compiler_forks, tmp_path
 ):
@@ -102,6 +103,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_which_steps_count_and_that_none_is_stopped_within_another(
     torch_forks, tmp_path
 ):

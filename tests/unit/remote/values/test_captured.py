@@ -109,6 +109,7 @@ class Lazy:
         self.count = 0
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_named_unless_the_call_returns_something():
     torch = pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")

@@ -114,6 +114,7 @@ def test_requires_grad_and_parameters_are_kept(tmp_path):
     assert back["state"]["0.weight"].data_ptr() == back["model"][0].weight.data_ptr()
 
 
+@pytest.mark.slow
 def test_an_optimizer_and_its_state_travel_with_model_and_schedule(tmp_path):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -257,6 +258,7 @@ def run_python(code: str, *flags: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_comes_back_as_itself(tmp_path):
     import torch.distributed as dist
 
@@ -413,6 +415,7 @@ def test_submodules_that_stay_behind_are_not_asked_for(tmp_path):
     assert distmagic.state
 
 
+@pytest.mark.slow
 def test_every_loaded_module_goes_by_its_name(tmp_path):
     import lightning
     import sklearn.linear_model

@@ -81,6 +81,7 @@ def test_ranks_begin_with_the_notebooks_logging(name):
     assert "no" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_begin_with_the_notebooks_settings_of_torch(torch_forks, tmp_path):
     sets = "; ".join(["import torch", *(sets for sets, _, _ in OF_TORCH)])
     text, said = forked(torch_forks, tmp_path, SETS.format(sets=sets)).splitlines()

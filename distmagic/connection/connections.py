@@ -31,6 +31,7 @@ from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.ssh import config
 
+Connect = Callable[[Host, Access, Asker], Transport]
 _OPEN_FILES = 1 << 16  # a connection uses two, or eleven with the system's ssh
 
 
@@ -48,7 +49,7 @@ class _Key:
 class Connections:
     """The kernel's open connections, one for each host and way of reaching it. Safe to use from threads."""
 
-    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._idle = IdleLinks()
         self._open: dict[_Key, Transport] = {}
@@ -242,7 +243,7 @@ def connect(
     if host.is_local:
         from distmagic.transports import local
 
-        return local.connect()
+        return local.LocalTransport()
     if access.ssh_command:
         from distmagic.transports import ssh_command
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -39,28 +39,29 @@ class FirstLinks:
         self.absent: dict[int, str] = {}
         self.is_settled = False  # whether `settle` has returned links
         self._pool = threads_for(len(self.fleet.hosts) + 1, "reach")
-        self.futures: list[Future[Link]] = []
-        for host in self.fleet.hosts:
-            self.futures.append(
-                self._pool.submit(
-                    warm_hosts.first_link,
-                    host,
-                    self.fleet.access,
-                    opener.asker,
-                    spec,
-                )
+        self.futures: list[Future[Link]] = [
+            self._pool.submit(
+                warm_hosts.first_link, host, self.fleet.access, opener.asker, spec
             )
+            for host in self.fleet.hosts
+        ]
         self._pool.submit(expiry.tidy)  # this machine stores payloads too
 
     def wait(
-        self, enough: int | None = None, *, needs_remote: bool = False
+        self,
+        enough: int | None = None,
+        *,
+        needs_remote: bool = False,
+        until_done: Callable[[list[Future[Link]]], None] | None = None,
     ) -> tuple[Link, ...]:
         """Wait for all hosts and `settle`. Meanwhile this thread asks questions (passphrases, one-time passwords).
 
-        Raises `Cancelled` for an interrupt.
+        `until_done` waits for the futures and asks instead. Raises `Cancelled` for an interrupt.
         """
+        if until_done is None:
+            until_done = self.opener.asker.serve_until_done
         try:
-            self.opener.asker.serve_until_done(self.futures)
+            until_done(self.futures)
         except KeyboardInterrupt:
             raise self.interrupted() from None
         except BaseException:
@@ -106,11 +107,11 @@ class FirstLinks:
         links are closed, and the one error or `HostErrors` is raised.
         """
         hosts = self.fleet.hosts
-        errors = {}
-        for host_index, future in enumerate(self.futures):
-            error = future.exception()
-            if error is not None:
-                errors[host_index] = error
+        errors = {
+            host_index: error
+            for host_index, future in enumerate(self.futures)
+            if (error := future.exception()) is not None
+        }
         there = [host for index, host in enumerate(hosts) if index not in errors]
         is_enough = enough is not None and len(there) >= enough
         if needs_remote and all(host.is_local for host in there):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from contextlib import suppress
 
 from distmagic.connection.link import Link
 from distmagic.errors import DistmagicError
@@ -55,7 +55,7 @@ class LeaseKeeper:
             for link in self._links:
                 if link not in sending:
                     # No thread can start: the next round tries again.
-                    with contextlib.suppress(RuntimeError):
+                    with suppress(RuntimeError):
                         sending[link] = threads.begin(
                             "run", send_quietly, link, protocol.RenewLease()
                         )

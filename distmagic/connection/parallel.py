@@ -31,9 +31,8 @@ def begin_all(
 ) -> list[Future[B]]:
     """Start `act` on all things at the same time; return its futures. `name` is the name of the threads."""
     pool = threads_for(len(things), name)
-    futures = []
-    for arguments in zip(things, *more, strict=True):
-        futures.append(pool.submit(act, *arguments))
+    rows = zip(things, *more, strict=True)
+    futures = [pool.submit(act, *arguments) for arguments in rows]
     pool.shutdown(wait=False)
     return futures
 
@@ -55,10 +54,12 @@ def join_errors(errors: list[BaseException]) -> BaseException:
 
     An exception that is no distmagic error comes first: it is a bug.
     """
-    ours = tuple(error for error in errors if isinstance(error, DistmagicError))
-    if len(ours) < len(errors):
-        return next(error for error in errors if not isinstance(error, DistmagicError))
-    return HostErrors(ours) if len(ours) > 1 else ours[0]
+    ours = []
+    for error in errors:
+        if not isinstance(error, DistmagicError):
+            return error
+        ours.append(error)
+    return HostErrors(tuple(ours)) if len(ours) > 1 else ours[0]
 
 
 def close_result(future: Future[Any]) -> None:

@@ -58,20 +58,17 @@ class NotebookAsker:
             self.is_asking = False
         else:
             with self._lock:
-                closed = self._closed
-                if not closed:
+                if self._closed:
+                    question.answer.set_exception(_unanswered(question))
+                else:
                     self._questions.put(question)
-            if closed:
-                question.answer.set_exception(_unanswered(question))
         return question.answer.result()
 
     def confirm(self, question: str) -> bool:
         """Return whether the user confirms; False if no user can answer."""
         try:
-            if not self.can_ask:
-                return False
             answer = self.ask(f"{question} [y/N] ", secret=False)
-        except AuthenticationError:  # end of file instead of an answer
+        except AuthenticationError:  # nobody can answer, or did
             return False
         return answer.strip().lower() in ("y", "yes")
 

@@ -55,10 +55,11 @@ class WarmHosts:
         """
         told = self._connections.end_templates()
         asked, self._asked = self._asked, {}  # a run may start on another thread
-        rest = []
-        for host in asked:
-            if host.name not in told and (not host.allocation or host in held):
-                rest.append(host)
+        rest = [
+            host
+            for host in asked
+            if host.name not in told and (not host.allocation or host in held)
+        ]
 
         with closing(NotebookAsker(can_ask=False)) as asker:
 
@@ -73,8 +74,5 @@ class WarmHosts:
                 return True
 
             are_ended = in_parallel(is_ended, rest)
-        names = []
-        for host, has_ended in zip(rest, are_ended, strict=True):
-            if not has_ended:
-                names.append(host.name)
-        return tuple(sorted(names))
+        ended = zip(rest, are_ended, strict=True)
+        return tuple(sorted(host.name for host, has_ended in ended if not has_ended))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from distmagic.diagnosis.finding import (
@@ -15,9 +14,10 @@ from distmagic.diagnosis.finding import (
     others_have,
 )
 from distmagic.planning.preflight import CLOCKS_APART_S
+from distmagic.remote.frozen import frozen
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 

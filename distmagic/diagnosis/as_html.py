@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
-from distmagic.diagnosis.as_text import headline, rows, tables, together
+from distmagic.diagnosis.as_text import columns, headline, tables, together
 from distmagic.diagnosis.finding import Diagnosis
 from distmagic.render import style
+from distmagic.render.table import Column, html_lines, html_table
 
 
 def html(report: Diagnosis) -> str:
@@ -17,7 +17,10 @@ def html(report: Diagnosis) -> str:
     if alike:
         parts.append(f'<div class="dm-faint">{escape(alike)}</div>')
     for title, table in tables(report):
-        parts.append(f"<div>{escape(title)}</div>{_table(rows(report, table))}")
+        classes = [""] * len(table)
+        shown = html_table(html_lines(columns(report, table), classes, _cell))
+        parts.append(f"<div>{escape(title)}</div>")
+        parts.append(f'<div class="dm-scroll" tabindex="0">{shown}</div>')
     for finding, hosts in together(report.findings).items():
         kind = "dm-alert dm-error" if finding.level == "error" else "dm-alert"
         cure = f"<pre>{escape(finding.cure)}</pre>" if finding.cure else ""
@@ -28,11 +31,5 @@ def html(report: Diagnosis) -> str:
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
-def _table(table: Sequence[Sequence[str]]) -> str:
-    lines = []
-    for number, row in enumerate(table):
-        tag = "td" if number else "th"
-        cells = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
-    shown = f'<table class="dm-table"><tbody>{"".join(lines)}</tbody></table>'
-    return f'<div class="dm-scroll" tabindex="0">{shown}</div>'
+def _cell(column: Column, row: int) -> str:
+    return escape(column.texts[row + 1])

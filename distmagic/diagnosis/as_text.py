@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from distmagic.diagnosis.finding import Diagnosis, Finding, Line
 from distmagic.render import quantities as q
-from distmagic.render.text_width import columns_of, cut_middle, pad, plain
+from distmagic.render.table import Column, text_lines
+from distmagic.render.text_width import cut_middle, plain
 
 _CELL = 26  # columns
 
@@ -17,7 +18,7 @@ def text(report: Diagnosis) -> str:
     """Return everything: what was checked, the table, and the findings with their cures."""
     parts = [headline(report)]
     for title, table in tables(report):
-        parts.append("\n".join([f"{title}:", *aligned(rows(report, table))]))
+        parts.append("\n".join([f"{title}:", *text_lines(columns(report, table))]))
     if report.findings:
         parts.append(in_words(report.findings))
     return "\n\n".join(parts)
@@ -51,15 +52,13 @@ def headline(report: Diagnosis) -> str:
     return f"{line}\nNo difference found: {alike}" if alike else line
 
 
-def rows(report: Diagnosis, table: Sequence[Line]) -> list[list[str]]:
-    """Return a table of the report with its head; odd cells have a star."""
-    found = [["", *map(plain, report.hosts)]]
-    for line in table:
-        cells = []
-        for index, cell in enumerate(line.cells):
-            star = " *" if index in line.odd else ""
-            cells.append(f"{cut_middle(plain(cell or '-'), _CELL)}{star}")
-        found.append([plain(line.title), *cells])
+def columns(report: Diagnosis, table: Sequence[Line]) -> list[Column]:
+    """Return the columns of a table of the report; odd cells have a star."""
+    found = [Column(title="", cells=[plain(line.title) for line in table])]
+    for index, host in enumerate(report.hosts):
+        cells = [cut_middle(plain(line.cells[index] or "-"), _CELL) for line in table]
+        odd = frozenset(row for row, line in enumerate(table) if index in line.odd)
+        found.append(Column(title=plain(host), cells=cells, best=odd))
     return found
 
 
@@ -75,13 +74,3 @@ def _in_words(finding: Finding, hosts: Sequence[str]) -> str:
     lines = [f"{finding.level}: {', '.join(hosts)}: {finding.evidence}"]
     lines += [f"  {line}" for line in finding.cure.splitlines()]
     return "\n".join(map(plain, lines))
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, whose columns are as wide as their widest cells."""
-    widths = [max(map(columns_of, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [pad(cell, width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from distmagic.errors import DistmagicError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import Examined, Facts
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its name, nothing is written there
@@ -31,7 +32,7 @@ class Finding:
     cure: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Unreached:
     """A host that gave no answer, with the reason."""
 
@@ -39,7 +40,7 @@ class Unreached:
     error: DistmagicError
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Subject:
     """A host with its answers.
 
@@ -58,7 +59,7 @@ class Subject:
     named_ports: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Line:
     """One line of the table: one cell for each host, "" if unknown. `odd` are the hosts with a finding."""
 
@@ -67,7 +68,7 @@ class Line:
     odd: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Diagnosis:
     """The doctor's findings on `hosts`: errors come before warnings. `alike` are properties that all hosts have in
     common.

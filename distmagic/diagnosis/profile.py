@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distmagic.diagnosis.as_text import aligned
+from distmagic.remote.frozen import frozen
+from distmagic.render.table import aligned
 from distmagic.render.text_width import cut_middle, plain
 
 TraceEvent = Mapping[str, Any]
@@ -25,7 +25,7 @@ _FLOWS = 10**10  # limit of flow IDs of one rank
 _STREAMS = 10**9  # larger than IDs of threads
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Op:
     """One kind of operation: its own time and number of calls, per rank and step; and its slowest rank."""
 
@@ -36,7 +36,7 @@ class Op:
     slowest_ms: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RankWait:
     """How long a rank is in collective calls in one step, and how much of that it waits for later ranks.
 
@@ -49,7 +49,7 @@ class RankWait:
     last: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Profile:
     """A profile of running ranks. `path` is the trace, for https://ui.perfetto.dev; `notes` list what it lacks."""
 
@@ -68,7 +68,7 @@ class Profile:
             rows.append([name, f"{op.ms:.2f}", f"{op.calls:g}", slowest])
         lines = [
             f"The longest operations in one step, the mean of all ranks and of {self.steps} steps:",
-            *aligned(rows),
+            aligned(rows),
         ]
         if self.waits:
             rows = [
@@ -93,7 +93,7 @@ class Profile:
             lines += [
                 "",
                 "Ranks in the collective calls of one step, those first that the others wait for:",
-                *aligned(rows),
+                aligned(rows),
             ]
         return "\n".join(
             [*lines, "", *self.notes, f"https://ui.perfetto.dev opens {self.path}."]
@@ -142,7 +142,8 @@ def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
     """Return the ten slowest kinds of operations, without nested calls; on GPUs if there are any."""
     us: dict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     calls: Counter[str] = Counter()
-    on_gpu = any(_kinds(trace).intersection(_ON_GPU) for trace in traces.values())
+    events = [one for trace in traces.values() for one in trace["traceEvents"]]
+    on_gpu = any(one.get("cat") in _ON_GPU for one in events)
     for rank, trace in traces.items():
         lanes: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
         for one in trace["traceEvents"]:
@@ -165,10 +166,6 @@ def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
             )
         )
     return tuple(sorted(ops, key=lambda op: (-op.ms, op.name))[:_MOST_OPS])
-
-
-def _kinds(trace: Trace) -> set[str]:
-    return {one.get("cat", "") for one in trace["traceEvents"]}
 
 
 def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:

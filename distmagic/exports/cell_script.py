@@ -26,6 +26,7 @@ from distmagic.request.cell import CellPlan, names_wanted
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DEFINES = (*_DEFINITIONS, ast.Import, ast.ImportFrom)
+_Binding = ast.stmt | ast.expr  # what gives a name its value
 _LONGEST_VALUE = 2_000  # characters of a value in the program
 
 
@@ -197,13 +198,13 @@ def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
     return ""
 
 
-def _bindings(name: str, text: str) -> list[ast.stmt | ast.expr]:
+def _bindings(name: str, text: str) -> list[_Binding]:
     """Return all definitions and assignments of a global name in a cell, in the order of its lines."""
     try:
         waiting: list[ast.AST] = [ast.parse(text)]
     except SyntaxError:
         return []
-    found: list[ast.stmt | ast.expr] = []
+    found: list[_Binding] = []
     while waiting:
         node = waiting.pop()
         if isinstance(node, _DEFINITIONS):
@@ -220,13 +221,13 @@ def _bindings(name: str, text: str) -> list[ast.stmt | ast.expr]:
     return sorted(found, key=_first_line)
 
 
-def _first_line(node: ast.stmt | ast.expr) -> int:
+def _first_line(node: _Binding) -> int:
     """Return the line of a statement, or of its first decorator."""
     decorators = node.decorator_list if isinstance(node, _DEFINITIONS) else []
     return min(one.lineno for one in [node, *decorators])
 
 
-def _lines_of(name: str, node: ast.stmt | ast.expr, text: str) -> str:
+def _lines_of(name: str, node: _Binding, text: str) -> str:
     """Return the lines of a definition. Raises `NoProgram` unless it is a statement of its own."""
     if not isinstance(node, _DEFINITIONS) or node.col_offset:
         raise NoProgram(f"{name} is defined inside a block, or assigned")

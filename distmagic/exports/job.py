@@ -10,7 +10,7 @@ from distmagic.errors import UsageError
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.spec import JobSpec
+from distmagic.request.spec import JobSpec, Pairs
 
 PROGRAM = "program"  # the folder with the program of the ranks
 
@@ -123,12 +123,12 @@ class ExportedJob:
         return "c10d" if self.spec.max_restarts and self.nodes > 1 else "static"
 
     @property
-    def variables(self) -> tuple[tuple[str, str], ...]:
+    def variables(self) -> Pairs:
         """The variables of every rank that are not secret."""
         return tuple(pair for pair in self.spec.variables if not is_secret(pair[0]))
 
     @property
-    def secrets(self) -> tuple[tuple[str, str], ...]:
+    def secrets(self) -> Pairs:
         """The secret variables of every rank."""
         return tuple(pair for pair in self.spec.variables if is_secret(pair[0]))
 

@@ -103,7 +103,9 @@ def enter(job: ExportedJob) -> list[str]:
 
 def python_of(job: ExportedJob) -> str:
     """Return the interpreter of the ranks, and of their launcher."""
-    return quoting.program_path(job.python or "python3")
+    path = job.python or "python3"
+    # A leading `~/` is the home of the node on which it runs.
+    return quoting.variable("HOME") + path[1:] if path.startswith("~/") else path
 
 
 def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[str]:

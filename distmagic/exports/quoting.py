@@ -23,15 +23,13 @@ def variable(name: str) -> str:
 
 def bash(word: str) -> str:
     """Return a word quoted for bash."""
-    if not word:
-        return "''"
     parts = []
     for place, part in enumerate(pieces(word)):
         if place % 2:
             parts.append(f'"${part}"')
         elif part:
             parts.append(_bash_literal(part))
-    return "".join(parts)
+    return "".join(parts) or "''"
 
 
 def _bash_literal(text: str) -> str:
@@ -51,38 +49,29 @@ def bash_line(words: Iterable[str]) -> str:
     return " ".join(bash(word) for word in words)
 
 
-def program_path(path: str) -> str:
-    """Return a program's path as a quoted word: a leading `~/` is the home of the node on which it runs."""
-    return variable("HOME") + path[1:] if path.startswith("~/") else path
-
-
 def directive(name: str, value: str) -> str:
     """Return a line of an sbatch file. Its parser handles quotation marks and backslashes, and expands nothing."""
     if not value:
         return f"#SBATCH --{name}"
     if re.fullmatch(r"[A-Za-z0-9_./:,@+=%\[\]-]+", value):
         return f"#SBATCH --{name}={value}"
-    escaped = re.sub(r'(["\\])', r"\\\1", value)
-    return f'#SBATCH --{name}="{escaped}"'
+    return f'#SBATCH --{name}="{_escaped(value)}"'
+
+
+def _escaped(value: str) -> str:
+    return re.sub(r'(["\\])', r"\\\1", value)
 
 
 def yaml(value: str) -> str:
     """Return a text as YAML: a double-quoted scalar, with unprintable characters escaped."""
-    quoted = []
-    for char in value:
-        if char in '"\\':
-            quoted.append(f"\\{char}")
-        elif char == "\n":
-            quoted.append("\\n")
-        elif char.isprintable() or char == " ":
-            quoted.append(char)
-        else:
-            quoted.append(f"\\U{ord(char):08x}")
-    return f'"{"".join(quoted)}"'
+    quoted = ""
+    for char in _escaped(value).replace("\n", "\\n"):
+        quoted += char if char.isprintable() else f"\\U{ord(char):08x}"
+    return f'"{quoted}"'
 
 
-def yaml_block(text: str, indent: str) -> str:
-    """Return lines as a YAML block after a key, indented by `indent`; as one quoted text if a block can't represent
+def yaml_block(text: str) -> str:
+    """Return lines as a YAML block after a key, indented by two blanks; as one quoted text if a block can't represent
     them.
 
     The text ends with exactly one line break.
@@ -93,7 +82,7 @@ def yaml_block(text: str, indent: str) -> str:
         return f" {yaml(text.rstrip(chr(10)) + chr(10))}\n"
     block = ""
     for line in lines:
-        block += f"{indent}{line}\n" if line else "\n"
+        block += f"  {line}\n" if line else "\n"
     return f" |\n{block}"
 
 

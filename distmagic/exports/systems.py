@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
-from distmagic.request.systems import named
+from distmagic.request.systems import part
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
@@ -14,7 +13,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
     program = [
         replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
     ]
-    own: tuple[File, ...] = _export_of(job).files(job)
+    own: tuple[File, ...] = part(job.request.system, "export").files(job)
     if job.request.setup:  # it may contain a secret
         own = tuple(replace(file, is_private=not file.is_for_all) for file in own)
     return (text_file("README.md", readme(job)), *own, *program)
@@ -22,19 +21,11 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 
 def readme(job: ExportedJob) -> str:
     """Return the README: five lines."""
-    lines = (
-        f"# {job.title}, for {job.request.system}: written by distmagic",
-        *_export_of(job).readme(job),
-        _about_program(job),
-    )
-    title, *others = lines
-    return f"{title}\n" + "".join(f"- {line}\n" for line in others)
-
-
-def _export_of(job: ExportedJob) -> Any:
-    system = named(job.request.system)
-    assert system is not None  # checked by the request
-    return system.part("export")
+    text = f"# {job.title}, for {job.request.system}: written by distmagic\n"
+    own = part(job.request.system, "export").readme(job)
+    for line in (*own, _about_program(job)):
+        text += f"- {line}\n"
+    return text
 
 
 def _about_program(job: ExportedJob) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import subprocess
+from contextlib import suppress
 
 from distmagic.inside.job_node import JobNode
 
@@ -16,7 +16,7 @@ def address_of_lead(place: JobNode) -> str:
     """Return the name or address of node 0; an unresolvable name is returned too, as it may resolve later."""
     if not place.key.startswith("slurm "):
         return place.lead
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         socket.getaddrinfo(place.lead, None)
         return place.lead
     try:

@@ -13,17 +13,16 @@ restarted node connects again.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
-from typing import Any
+from contextlib import suppress
 
 from distmagic.errors import UsageError
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import SharedSecret
 from distmagic.remote.system import threads
 from distmagic.remote.wire.clipping import clipped, text_of
-from distmagic.transports.channel import Channel
+from distmagic.transports.channel import Channel, ChannelMessage
 
 TICK_S = 0.1
 _HELLO_S = 10.0
@@ -43,7 +42,7 @@ class Member:
         # The number of the connection attempt that made each.
         self.dials = {"up": 0, "down": 0}
         self.cell, self.digest = 0, ""  # the last cell that it has reached
-        self.outcomes: dict[int, dict[str, Any]] = {}  # of cells, from that one on
+        self.outcomes: dict[int, ChannelMessage] = {}  # of cells, from that one on
         self.has_left = False
         # Connections of processes: None while waiting for them.
         self.pieces: dict[tuple[int, str], Channel | None] = {}
@@ -56,7 +55,7 @@ class Member:
 
 
 class Arrivals:
-    """The other nodes of a job, and the socket to which they connect, until `close`. `changed` guards the members."""
+    """The other nodes of a job in order, and the socket to which they connect, until `close`. `changed` guards them."""
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self.members = tuple(
@@ -121,7 +120,7 @@ class Arrivals:
             self._listen_to(member, channel)
 
     def _listen_to(self, member: Member, up: Channel) -> None:
-        said: dict[str, Any] | None = None
+        said: ChannelMessage | None = None
         try:
             while (said := up.hear()) is not None and "bye" not in said:
                 with self.changed:
@@ -159,7 +158,7 @@ class Arrivals:
                 )
                 outcome = {"error": as_words(passed)}
         if down is not None and outcome is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 down.tell(outcome=outcome, cell=cell)
 
     def close(self) -> None:
@@ -184,7 +183,7 @@ class Arrivals:
 
 
 def _say_bye(down: Channel) -> None:
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         down.tell(bye=True)
 
 
@@ -209,7 +208,7 @@ def _listen(place: JobNode) -> socket.socket:
     )
 
 
-def as_words(error: BaseException) -> dict[str, Any]:
+def as_words(error: BaseException) -> ChannelMessage:
     """Return an error for sending to other nodes: five texts that fit into one message.
 
     It may come from any library, so `message` or `hint` may not be a text.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode
+from distmagic.inside.job_node import Environ, JobNode
 from distmagic.inside.torch_variables import by_variables
 from distmagic.remote.system import processes
 from distmagic.request.systems import that_can
 
 
-def detect(environ: Mapping[str, str]) -> JobNode | None:
+def detect(environ: Environ) -> JobNode | None:
     """Return the place of this process in its job; None outside of any, and for a job with one process.
 
     Raises `UsageError` about incomplete or contradicting variables.

@@ -5,7 +5,6 @@ arrivals.py lists the messages between the two.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -15,14 +14,16 @@ import ssl
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from distmagic.errors import Unreachable
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import SECRET, SharedSecret, WrongSecret
 from distmagic.remote.system import threads
-from distmagic.transports import dialled, local
-from distmagic.transports.channel import Channel
+from distmagic.transports import Argv, dialled
+from distmagic.transports.channel import Channel, ChannelMessage
+from distmagic.transports.local import LocalTransport
 
 DIAL_S = 2.0  # time limit of one attempt
 _PAUSE_S = 0.2
@@ -39,7 +40,7 @@ class Following:
         self._changed = threading.Condition()
         self._up: Channel | None = None
         self._down: Channel | None = None
-        self._outcome: dict[str, Any] | None = None
+        self._outcome: ChannelMessage | None = None
         self._why_over = ""  # how node 0 was lost
         self._cell = 0
         self._peer = ""
@@ -55,10 +56,10 @@ class Following:
             threads.begin("following", self._serve)
         assert self._up is not None
         # If the connection is broken, `outcome` reports it.
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             self._up.tell(cell=cell, digest=digest)
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> ChannelMessage:
         """Wait until node 0 sends the outcome of the cell. Raises `Unreachable` if it is gone."""
         with self._changed:
             while self._outcome is None and not self._why_over:
@@ -74,7 +75,7 @@ class Following:
     def close(self) -> None:
         """Report to node 0 that this node leaves."""
         if self._up is not None and self._down is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 self._up.tell(bye=True)
             self._up.close()
             self._down.close()
@@ -159,7 +160,7 @@ class Following:
         down = self._down
         assert down is not None
         why = "is gone: its connections broke."
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError):
             while (said := down.hear()) is not None:
                 if "start" in said:
                     threads.begin(
@@ -182,9 +183,9 @@ class Following:
             self._why_over = why
             self._changed.notify_all()
 
-    def _start(self, number: int, argv: tuple[str, ...]) -> None:
+    def _start(self, number: int, argv: Argv) -> None:
         """Start a process, and forward its pipes until it has ended."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             stdin = self._open("stdin", process=number)
             try:
                 stdout = self._open("stdout", process=number)
@@ -192,11 +193,11 @@ class Following:
                 stdin.close()
                 raise
             dialled.serve(
-                local.connect().start(for_ranks(argv, self._peer)), stdin, stdout
+                LocalTransport().start(for_ranks(argv, self._peer)), stdin, stdout
             )
 
 
-def for_ranks(argv: tuple[str, ...], peer: str) -> tuple[str, ...]:
+def for_ranks(argv: Argv, peer: str) -> Argv:
     """Return the command that runs `argv` with the variables for ranks, which connect towards `peer`."""
     without = []
     for name in _NOT_FOR_RANKS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import UsageError
 
+Environ = Mapping[str, str]
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CANDIDATES = 8
 
@@ -65,7 +66,7 @@ class JobNode:
 class Variables:
     """The variables of one system. A missing or wrong one raises `UsageError` that names it."""
 
-    def __init__(self, system: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, system: str, environ: Environ) -> None:
         self.system = system
         self._environ = environ
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 from distmagic.errors import Unreachable, UsageError
 from distmagic.inside.arrivals import TICK_S, Arrivals, Member
 from distmagic.inside.job_node import JobNode
 from distmagic.inside.proof import SharedSecret
-from distmagic.transports.channel import Channel
+from distmagic.transports import Argv
+from distmagic.transports.channel import Channel, ChannelMessage
 from distmagic.transports.dialled import DialledTransport
 
 ANSWER_S = 20.0  # time for a node to make the connections of a process
@@ -21,23 +21,13 @@ _TELL_S = 3.0  # after this time the user sees which node is missing
 _AGAIN_S = 20.0  # time for a node whose first dial broke to dial again
 
 
-class Meeting:
+class Meeting(Arrivals):
     """Node 0 and the others, from its first cell until `close`."""
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
-        self._place, self._proof = place, proof
+        super().__init__(place, proof)
+        self._place = place
         self._numbers = itertools.count(1)
-        self._arrivals = Arrivals(place, proof)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The other nodes, in order."""
-        return self._arrivals.members
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return self._arrivals.port
 
     def gather(
         self,
@@ -52,7 +42,7 @@ class Meeting:
         """
         began_s = time.monotonic()
         end_s = began_s + patience_s
-        for member in self._arrivals.members:
+        for member in self.members:
             tell_s = time.monotonic() + _TELL_S
             gone_s = math.inf
             while not self._has_come(member, cell):
@@ -73,10 +63,10 @@ class Meeting:
                         member.name,
                         f"node {member.node_rank} of {self._place.system} has not come within {(now - began_s):.0f} s.",
                         "Look at what it printed; it must run the same command with the same DISTMAGIC_SECRET, and reach "
-                        f"{self._place.lead} at port {self._arrivals.port}.",
+                        f"{self._place.lead} at port {self.port}.",
                     )
         self._proof.withdraw()
-        for member in self._arrivals.members:
+        for member in self.members:
             if member.digest != digest:
                 raise UsageError(
                     f"{member.name}: node {member.node_rank} of {self._place.system} runs another cell or script than node 0.",
@@ -84,14 +74,14 @@ class Meeting:
                 )
 
     def _has_come(self, member: Member, cell: int) -> bool:
-        with self._arrivals.changed:
-            if not (member.is_there and member.cell >= cell):
-                self._arrivals.changed.wait(TICK_S)
-            return member.is_there and member.cell >= cell
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: member.is_there and member.cell >= cell, TICK_S
+            )
 
     def transport(self, name: str) -> DialledTransport:
         """Return a transport to a node that has arrived. Raises `Unreachable` if it is gone."""
-        (member,) = (one for one in self._arrivals.members if one.name == name)
+        (member,) = (one for one in self.members if one.name == name)
         if not member.is_there:
             raise Unreachable(
                 name,
@@ -99,24 +89,21 @@ class Meeting:
                 "Its output has more.",
             )
 
-        def begin(argv: tuple[str, ...]) -> tuple[Channel, Channel]:
+        def begin(argv: Argv) -> tuple[Channel, Channel]:
             # The node starts the process, and makes these connections for it.
             number = next(self._numbers)
             wanted = ((number, "stdin"), (number, "stdout"))
             down = member.down
-            with self._arrivals.changed:
+            with self.changed:
                 member.pieces.update(dict.fromkeys(wanted))
-            is_asked = False
             if down is not None:
-                with contextlib.suppress(OSError, ValueError):
+                with suppress(OSError, ValueError):
                     down.tell(start=number, argv=list(argv))
-                    is_asked = True
-            if is_asked:
-                with self._arrivals.changed:
-                    self._arrivals.changed.wait_for(
-                        lambda: all(member.pieces[key] for key in wanted), ANSWER_S
-                    )
-            with self._arrivals.changed:
+                    with self.changed:
+                        self.changed.wait_for(
+                            lambda: all(member.pieces[key] for key in wanted), ANSWER_S
+                        )
+            with self.changed:
                 stdin, stdout = (member.pieces.pop(key) for key in wanted)
             if stdin is not None and stdout is not None:
                 return stdin, stdout
@@ -131,17 +118,13 @@ class Meeting:
 
         return DialledTransport(name, begin)
 
-    def end_cell(self, cell: int, outcome: Callable[[int], dict[str, Any]]) -> None:
+    def end_cell(self, cell: int, outcome: Callable[[int], ChannelMessage]) -> None:
         """Send every node the outcome of a cell; to a node that reaches it later, then.
 
         `outcome` is called with its node rank.
         """
-        self._arrivals.ended_cell = cell
-        for member in self._arrivals.members:
-            with self._arrivals.changed:
+        self.ended_cell = cell
+        for member in self.members:
+            with self.changed:
                 member.outcomes[cell] = outcome(member.node_rank)
-            self._arrivals.tell_outcome(member)
-
-    def close(self) -> None:
-        """Say good-bye to all nodes, and stop listening."""
-        self._arrivals.close()
+            self.tell_outcome(member)

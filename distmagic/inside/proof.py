@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Mapping
 
 from distmagic.connection.certificate import shared_secret
 from distmagic.errors import UsageError
 from distmagic.inside import shared_home
-from distmagic.inside.job_node import JobNode
+from distmagic.inside.job_node import Environ, JobNode
 from distmagic.remote.contact import mutual_tls
 from distmagic.remote.wire.protocol import Secret
 
@@ -101,7 +100,7 @@ class SharedHome(SharedSecret):
             shared_home.withdraw(self._place.key, self._offered)
 
 
-def proof_of(environ: Mapping[str, str], place: JobNode) -> SharedSecret | None:
+def proof_of(environ: Environ, place: JobNode) -> SharedSecret | None:
     """Return how this node authenticates, None if it can't. Raises `UsageError` for a weak secret."""
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:

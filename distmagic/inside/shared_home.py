@@ -9,10 +9,10 @@ job, or from another machine, is useless.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.remote.records import places
@@ -63,7 +63,7 @@ def offer(key: str) -> str:
     folder = places.make_private(path.parent)
     now = places.now_at(folder)
     for other in folder.iterdir():
-        with contextlib.suppress(OSError):  # gone just now
+        with suppress(OSError):  # gone just now
             if now - other.lstat().st_mtime > _KEPT_S:
                 other.unlink()
     text = secrets.token_hex(32)
@@ -93,6 +93,6 @@ def find(key: str) -> str:
 
 def withdraw(key: str, text: str) -> None:
     """Remove the secret of a job, unless a later node 0 has written another one."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if find(key) == text:
             _path(key).unlink()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode, RankTask, Variables, anonymous
+from distmagic.inside.job_node import Environ, JobNode, RankTask, Variables, anonymous
 
 SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 
 
-def by_variables(environ: Mapping[str, str]) -> JobNode | None:
+def by_variables(environ: Environ) -> JobNode | None:
     """Return the place given by another launcher's RANK and WORLD_SIZE, or by torchrun's PET_*; None without them.
 
     MASTER_ADDR alone does not count: notebooks set it for their own process group. Raises `UsageError`.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
-from distmagic.notebook.job_tables import aligned
 from distmagic.notebook.settings import Notebook, listed
+from distmagic.render.table import aligned
 from distmagic.request import systems
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.flags import Request

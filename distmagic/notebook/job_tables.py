@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.planning.jobs import Job
+from distmagic.render.table import aligned
 from distmagic.request.hosts import Host
 
 if TYPE_CHECKING:
@@ -113,14 +114,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines whose columns are as wide as their longest text."""
-    columns = zip(*rows, strict=True)
-    widths = [max(len(text) for text in column) for column in columns]
-    lines = []
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

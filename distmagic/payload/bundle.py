@@ -53,6 +53,7 @@ if __name__ == "__main__":
 # Only needed by a task on a platform without channels: `with_task`.
 _OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
 
+BundleFiles = dict[str, Path]  # by their names in the bundle
 CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
 # Not needed at the start of a process.
@@ -100,7 +101,7 @@ def _built() -> blobs.LocalBlob:
     return _noted(note) or _made(files, note)
 
 
-def _files() -> dict[str, Path]:
+def _files() -> BundleFiles:
     """Return {name in the bundle: file} of all unchanged files. Raises `DistmagicError`."""
     here = Path(__file__).parents[1]
     files = {"distmagic/__init__.py": here / "__init__.py"}
@@ -123,7 +124,7 @@ def _files() -> dict[str, Path]:
     return files
 
 
-def _fingerprint(files: dict[str, Path]) -> str:
+def _fingerprint(files: BundleFiles) -> str:
     """Return a text that changes whenever the bundle does, without reading the files, which would take 0.1 s."""
     found = []
     for name, file in sorted(files.items()):
@@ -147,7 +148,7 @@ def _noted(note: Path) -> blobs.LocalBlob | None:
     )
 
 
-def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
+def _made(files: BundleFiles, note: Path) -> blobs.LocalBlob:
     data = {"__main__.py": _MAIN}
     for name, path in files.items():
         data[name] = path.read_bytes()
@@ -161,7 +162,7 @@ def _made(files: dict[str, Path], note: Path) -> blobs.LocalBlob:
             head = (
                 importlib.util.MAGIC_NUMBER
                 + flags
-                + importlib.util.source_hash(path.read_bytes())
+                + importlib.util.source_hash(data[name])
             )
             # 2: the same bytes, independent of other references to the constants.
             data[f"{name}c"] = head + marshal.dumps(_shortened(code, name), 2)
@@ -207,10 +208,10 @@ def _shortened(code: CodeType, name: str) -> CodeType:
     return short
 
 
-def _package(name: str) -> dict[str, Path]:
+def _package(name: str) -> BundleFiles:
     """Return the Python files of an installed package; none if it is not installed."""
     spec = importlib.util.find_spec(name)
-    files: dict[str, Path] = {}
+    files: BundleFiles = {}
     if spec is None:
         return files
     for place in spec.submodule_search_locations or ():

@@ -7,8 +7,8 @@ matching line decides, and `.distmagicignore` comes after `.gitignore`: `!data/`
 
 from __future__ import annotations
 
-import contextlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def _spec(text: str) -> GitIgnoreSpec:
     """Return the rules of an ignore file. An invalid line, such as `[z-a]`, is dropped."""
     valid = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError, re.error):
+        with suppress(ValueError, re.error):
             GitIgnoreSpec.from_lines([line])
             valid.append(line)
     return GitIgnoreSpec.from_lines(valid)

@@ -34,6 +34,7 @@ from distmagic.remote.values.pickling import Seen, going_by_value
 from distmagic.remote.values.source_form import NoSource, SourceForm
 from distmagic.remote.wire.protocol import Blob
 
+Thunk = Callable[[], object]  # the call, with all that it captures
 _NAMED_AT_MOST = 3
 
 
@@ -89,7 +90,7 @@ class Payload:
 
 
 def pack_call(
-    thunk: Callable[[], object],
+    thunk: Thunk,
     *,
     limit_bytes: int,
     labels: Mapping[str, str],
@@ -140,9 +141,6 @@ def pack_call(
         on_ranks.other_names(names),
     )
     used = ["logging", "warnings", *(module.name for module in found), *modules]
-    again = partial(
-        pack_call, thunk, limit_bytes=limit_bytes, labels=labels, title=title
-    )
     return Payload(
         call=call,
         code=write_code(found, texts, labels, shown),
@@ -156,7 +154,11 @@ def pack_call(
         uses=frozenset(name.partition(".")[0] for name in used),
         settings=settings.read(),
         limit_bytes=limit_bytes,
-        in_source=None if other else lambda python: again(other=python),
+        in_source=None
+        if other
+        else lambda python: pack_call(
+            thunk, limit_bytes=limit_bytes, labels=labels, title=title, other=python
+        ),
     )
 
 
@@ -276,9 +278,7 @@ _CURES = {
 }
 
 
-def _cannot_travel(
-    culprit: unpicklable.UnpicklablePart, thunk: Callable[[], object]
-) -> PayloadError:
+def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Thunk) -> PayloadError:
     part = culprit.part
     user = _user(part, thunk).replace("the call", "The call")
     verb = "is" if part.path == "the call" else f"uses `{part.path}`,"
@@ -332,15 +332,13 @@ def _has_no_source(
     )
 
 
-def _user(part: unpicklable.ValuePart, thunk: Callable[[], object]) -> str:
+def _user(part: unpicklable.ValuePart, thunk: Thunk) -> str:
     """Return the name of the function or class that uses a part, or "the call" for the nameless function."""
     is_call = part.owner in ("", getattr(thunk, "__qualname__", ""))
     return "the call" if is_call else part.owner
 
 
-def _too_large(
-    thunk: Callable[[], object], size_bytes: int, limit_bytes: int
-) -> PayloadTooLarge:
+def _too_large(thunk: Thunk, size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
     sizes = [(_measure(part.value), part) for part in _variables(thunk)]
     sizes.sort(key=lambda pair: pair[0], reverse=True)
     large = [
@@ -356,7 +354,7 @@ def _too_large(
     )
 
 
-def _variables(thunk: Callable[[], object]) -> Iterator[unpicklable.ValuePart]:
+def _variables(thunk: Thunk) -> Iterator[unpicklable.ValuePart]:
     """Yield every variable that is sent with a call, through all functions and classes pickled by value."""
     waiting = [unpicklable.ValuePart(owner="", path="the call", value=thunk)]
     seen = set[int]()

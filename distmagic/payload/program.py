@@ -140,9 +140,8 @@ def _file_of(target: str, current: Path) -> Path:
             f"{target} is not a Python program.",
             "jupyter nbconvert --to script makes one of a notebook. Of a shell script, name the program that it starts.",
         )
-    if path.parent.name == "bin" and (path.parent.parent / "pyvenv.cfg").is_file():
-        is_command = True
-    if is_command:
+    is_in_venv = (path.parent.parent / "pyvenv.cfg").is_file()
+    if is_command or (path.parent.name == "bin" and is_in_venv):
         module = re.search(rb"^from ([\w.]+) import", path.read_bytes(), re.MULTILINE)
         name = module[1].decode() if module else "MODULE"
         raise UsageError(

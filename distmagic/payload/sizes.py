@@ -1,4 +1,4 @@
-"""Sizes in words, for messages."""
+"""Sizes and numbers in words, for messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"
     return f"{size_bytes:.0f} bytes"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return `1 rank`, `4 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def allowance_gib(size_bytes: int) -> int:

@@ -7,6 +7,7 @@ So one changed file changes one pack, and a new file one or two.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,13 @@ from distmagic.errors import PayloadError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.folder import Contents, LocalFile
-from distmagic.remote.records import manifest
+from distmagic.remote.records import found_files, manifest
 from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
 from distmagic.remote.wire.protocol import Blob
 
 _FULL_BYTES = 4 << 20  # limit of a pack
 _ONE_IN = 64  # share of files that end a pack
 _MOST_PACKS = 8_000  # all names must fit into one message
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +113,10 @@ class _Packing:
         self._open, self._open_bytes = [], 0
 
     def _add_large(self, path: str, file: LocalFile) -> None:
-        digest = hashlib.sha256()
-        size = 0
         with file.path.open("rb") as source:
-            while data := source.read(_CHUNK):
-                digest.update(data)
-                size += len(data)
-        blob = Blob(sha256=digest.hexdigest(), size_bytes=size)
+            size = source.seek(0, os.SEEK_END)
+            sha256 = found_files.digest(source, 0, size)
+        blob = Blob(sha256=sha256, size_bytes=size)
         number = self._number_of(LocalBlob(blob=blob, path=file.path, is_users=True))
         self._list(path, number, 0, size, file)
 

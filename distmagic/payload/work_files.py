@@ -48,17 +48,6 @@ def _inner(path: Path, above: Path) -> str:
     return "" if inner == "." else inner
 
 
-def begins_in(payload: Payload | None, sync: str | None, current: Path) -> str:
-    """Return the start directory of ranks below the working directory, "" for itself.
-
-    Raises `UsageError` as `with_tree`.
-    """
-    folder = payload.folder if payload is not None else None
-    if sync is not None:
-        folder = named_folder(sync)
-    return "" if folder is None else place_of(folder.resolve(), current.resolve())[1]
-
-
 def with_tree(
     payload: Payload, sync: str | None, current: Path, *, is_fresh: bool = False,
 ) -> Payload:  # fmt: skip
@@ -67,7 +56,7 @@ def with_tree(
     `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for a path that is no
     folder or is the user's home, and `PayloadError`, or `PayloadTooLarge` above the payload's limit.
     """
-    folder = named_folder(sync) if sync is not None else payload.folder
+    folder = named_folder(sync, payload.folder)
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
     if not owned:
         return payload
@@ -138,8 +127,10 @@ def gather(
     return contents, owned, inside
 
 
-def named_folder(sync: str) -> Path:
-    """Return the folder after `--sync`. Raises `UsageError` if it is none."""
+def named_folder(sync: str | None, own: Path | None) -> Path | None:
+    """Return the folder after `--sync`, else the program's own. Raises `UsageError` if it is none."""
+    if sync is None:
+        return own
     folder = Path(os.path.expanduser(sync))
     if not folder.is_dir():
         raise UsageError(
@@ -172,7 +163,7 @@ def may_travel(folder: Path, limit_bytes: int) -> bool:
 
 def check_folder(payload: Payload, sync: str | None) -> None:
     """Raise `UsageError` if `with_tree` would reject the folder regardless of its content, before waiting for hosts."""
-    folder = named_folder(sync) if sync is not None else payload.folder
+    folder = named_folder(sync, payload.folder)
     if folder is not None:
         _check_not_home(folder.resolve(), payload.script)
 
@@ -189,12 +180,12 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
     if not Path(home).is_relative_to(folder):
         return
     what = "is" if str(folder) == home else "contains"
+    cure = "Name a folder that has only what hosts need"
+    if script is not None:
+        cure = f"Put {script.name} into a folder of its own, with what it needs, or name another folder that has it"
     raise UsageError(
         f"The folder {folder} {what} your home directory; it is not sent to hosts.",
-        f"Name a folder that has only what hosts need: --sync DIR. Or list the files to leave out in its {_IGNORE_FILE}."
-        if script is None
-        else f"Put {script.name} into a folder of its own, with what it needs, or name another folder that has it: "
-        f"--sync DIR. Or list the files to leave out in its {_IGNORE_FILE}.",
+        f"{cure}: --sync DIR. Or list the files to leave out in its {_IGNORE_FILE}.",
     )
 
 
@@ -208,9 +199,7 @@ def _check_script(script: Path | None, contents: Contents, folder: Path) -> None
         )
     raise PayloadError(
         f"The script {script} is not sent to hosts: an ignore file names it, or it is a link that leads out of its folder.",
-        "Write !"
-        + script.name
-        + " in a .distmagicignore next to it, or run the file that the link leads to.",
+        f"Write !{script.name} in a .distmagicignore next to it, or run the file that the link leads to.",
     )
 
 

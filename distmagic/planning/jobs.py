@@ -116,29 +116,28 @@ def _job(told: Sequence[_Told]) -> Job:
     believed: dict[int, _Told] = {}
     for one in sorted(told, key=rank, reverse=True):
         believed.setdefault(one.listing.node_rank, one)
-    nodes = {node: believed[node].listing for node in sorted(believed)}
-    first = nodes[min(nodes)]
+    nodes = [believed[node].listing for node in sorted(believed)]
+    first = nodes[0]
     # Hosts that joined later are at the end; the first node's list has all of them.
-    hosts = max((one.hosts for one in nodes.values()), key=len)
+    hosts = max((one.hosts for one in nodes), key=len)
     host_indices = [-1] * len(hosts)
     for node, one in believed.items():
         host_indices[node] = one.index
-    running = [node for node, listing in nodes.items() if listing.is_running]
-    reasons = [one.reason for one in nodes.values() if one.reason not in ("", "done")]
-    reported = [one.reported for one in nodes.values() if one.reported is not None]
+    reasons = [one.reason for one in nodes if one.reason not in ("", "done")]
+    reported = [one.reported for one in nodes if one.reported is not None]
     return Job(
         name=first.job,
         hosts=hosts,
         host_indices=tuple(host_indices),
-        running=tuple(running),
+        running=tuple(one.node_rank for one in nodes if one.is_running),
         terms=first.terms,
-        is_detached=any(one.is_detached for one in nodes.values()),
+        is_detached=any(one.is_detached for one in nodes),
         reason=reasons[0] if reasons else first.reason,
-        size_bytes=sum(one.size_bytes for one in nodes.values()),
-        age_s=max(one.age_s for one in nodes.values()),
-        began_ago_s=max(one.began_ago_s for one in nodes.values()),
+        size_bytes=sum(one.size_bytes for one in nodes),
+        age_s=max(one.age_s for one in nodes),
+        began_ago_s=max(one.began_ago_s for one in nodes),
         metrics=reported[0].metrics if reported else {},
-        protocols=tuple(sorted({one.protocol for one in nodes.values()})),
+        protocols=tuple(sorted({one.protocol for one in nodes})),
     )
 
 

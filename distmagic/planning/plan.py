@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from distmagic.errors import PreflightError, UsageError
+from distmagic.payload.sizes import plural
 from distmagic.planning import torchrun
 from distmagic.remote.wire.protocol import (
     Facts,
@@ -19,7 +20,7 @@ from distmagic.remote.wire.protocol import (
 )
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Slots
-from distmagic.request.spec import JobSpec, split_endpoint
+from distmagic.request.spec import JobSpec, Pairs, split_endpoint
 
 # If there may be several rounds, each makes its own store. With one store for all (torch 2.13): - a node that joins
 # later waits in vain for the store's address: the lead only writes it in the first round (`next_rendezvous` in
@@ -50,32 +51,45 @@ class NodePlan:
     node_rank: int
     nproc_per_node: int
     local_addr: str
-    torchrun: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
-    defaults: tuple[tuple[str, str], ...]
+    env: Pairs
+    defaults: Pairs
     cwd: str
     address: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of a whole run. `endpoint` is "address port" where node 0 listens, "" if there can only be one node.
+    """The plan of a whole run.
 
-    The nodes' agents send heartbeats through `gang_port` (UDP) of the first node's address. Only an elastic job has a
-    `join_template`, the start message of later nodes without the payload's sizes. `chose_port`: the port is a free one
-    that the user has not named. `work` is the working directory on all hosts except the notebook machine.
+    The nodes' agents send heartbeats through the rendezvous's port (UDP) of the first node's address. Only an elastic
+    job has a `join_template`, the start message of later nodes without the payload's sizes. `chose_port`: the port is a
+    free one that the user has not named. `work` is the working directory on all hosts except the notebook machine.
     """
 
     job: str
     nodes: tuple[NodePlan, ...]
     terms: JobTerms
-    endpoint: str
-    gang_port: int
     node_lost_after_s: float
     rdzv: torchrun.Rendezvous
     join_template: JoinTemplate | None
     work: WorkDir
     chose_port: bool
+
+    @property
+    def endpoint(self) -> str:
+        """The first node's address and port for the others, "" if it is the only one."""
+        return (
+            f"{self.rdzv.address} {self.rdzv.port}" if self.rdzv.max_nodes > 1 else ""
+        )
+
+    def flags_of(self, node: NodePlan) -> tuple[str, ...]:
+        """Return torchrun's flags for one of its nodes."""
+        return torchrun.flags(
+            self.rdzv,
+            node_rank=node.node_rank,
+            nproc_per_node=node.nproc_per_node,
+            local_addr=node.local_addr,
+        )
 
 
 def terms_of(spec: JobSpec, *, lease_s: float, owner: str, call: str = "") -> JobTerms:
@@ -133,8 +147,6 @@ def make_plan(
         job=job,
         nodes=nodes,
         terms=terms,
-        endpoint=_dialed(rdzv),
-        gang_port=rdzv.port,
         node_lost_after_s=spec.node_lost_after_s,
         rdzv=rdzv,
         join_template=later if can_change else None,
@@ -145,24 +157,7 @@ def make_plan(
 
 def at_port(plan: Plan, port: int) -> Plan:
     """Return the plan with another rendezvous port of the first node."""
-    rdzv = replace(plan.rdzv, port=port)
-    nodes = []
-    for node in plan.nodes:
-        words = torchrun.flags(
-            rdzv,
-            node_rank=node.node_rank,
-            nproc_per_node=node.nproc_per_node,
-            local_addr=node.local_addr,
-        )
-        nodes.append(replace(node, torchrun=words))
-    return replace(
-        plan, nodes=tuple(nodes), rdzv=rdzv, gang_port=port, endpoint=_dialed(rdzv)
-    )
-
-
-def _dialed(rdzv: torchrun.Rendezvous) -> str:
-    """Return the first node's address and port for the others, "" if it is the only one."""
-    return f"{rdzv.address} {rdzv.port}" if rdzv.max_nodes > 1 else ""
+    return replace(plan, rdzv=replace(plan.rdzv, port=port))
 
 
 def _rendezvous(
@@ -171,7 +166,7 @@ def _rendezvous(
     given = len(reached)
     low, high = spec.nnodes or (given, given)
     if not low <= given <= high:
-        wanted = "1 node" if high == 1 else f"{high} nodes"
+        wanted = plural(high, "node")
         if low != high:
             wanted = f"{low} to {wanted}"
         hosts = "1 host is" if given == 1 else f"{given} hosts are"
@@ -246,9 +241,6 @@ def _node(
         node_rank=rank,
         nproc_per_node=nproc,
         local_addr=address,
-        torchrun=torchrun.flags(
-            rdzv, node_rank=rank, nproc_per_node=nproc, local_addr=address
-        ),
         env=spec.variables,
         defaults=variables,
         cwd=spec.cwd or default_cwd(one.host, local_cwd),
@@ -271,9 +263,7 @@ def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
     missing = [one for one in devices if one.isdecimal() and int(one) >= facts.gpus]
     if not missing and facts.gpus:
         return
-    found = (
-        f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else "no GPU"
-    )
+    found = plural(facts.gpus, "GPU") if facts.gpus else "no GPU"
     raise PreflightError(
         host.name,
         f"--devices {','.join(devices)}, but {found} {'were' if facts.gpus > 1 else 'was'} found there.",
@@ -304,15 +294,15 @@ def default_cwd(host: Host, local_cwd: str) -> str:
     return local_cwd if host.is_local else ""
 
 
-def defaults(one: Reached, nproc: int) -> tuple[tuple[str, str], ...]:
+def defaults(one: Reached, nproc: int) -> Pairs:
     """Return variables that bind collectives to the rendezvous's interface, and avoid torchrun's thread warning."""
     variables = _threads(nproc)
     name = one.route.interface
-    if not name:
-        return tuple(variables.items())
-    # NCCL takes a name as a prefix; with "=" only this interface matches.
-    binding = (("GLOO_SOCKET_IFNAME", name), ("NCCL_SOCKET_IFNAME", f"={name}"))
-    return (*binding, *variables.items())
+    if name:
+        # NCCL takes a name as a prefix; with "=" only this interface matches.
+        binding = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+        variables = binding | variables
+    return tuple(variables.items())
 
 
 def warming(
@@ -343,16 +333,15 @@ def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") ->
     """Return a readable list of what runs on every host: one torchrun command each, without values of `--env`."""
     lines = []
     for node, python in zip(plan.nodes, pythons, strict=True):
-        ranks = "1 rank" if node.nproc_per_node == 1 else f"{node.nproc_per_node} ranks"
+        ranks = plural(node.nproc_per_node, "rank")
         lines.append(f"# {node.host.name} (node_rank {node.node_rank}, {ranks})")
         variables = [f"{name}=..." for name, _ in node.env]
         for name, value in node.defaults:
             variables.append(shlex.quote(f"{name}={value}"))
-        command = [python, "-m", "torch.distributed.run", *node.torchrun]
+        command = [python, "-m", "torch.distributed.run", *plan.flags_of(node)]
         words = [*(["env"] if variables else []), *variables, shlex.join(command)]
-        cwd = node.cwd
-        if not cwd:
-            cwd = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
+        work = posixpath.join("~/.distmagic/work", plan.work.name, plan.work.inside)
+        cwd = node.cwd or work
         home = ""  # the shell expands a leading `~`
         if cwd == "~" or cwd.startswith("~/"):
             home, cwd = "~/", cwd[2:]

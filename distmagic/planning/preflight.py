@@ -22,6 +22,9 @@ _START_UP_FILES = (
     "  case $- in *i*) ;; *) return;; esac\n"
 )
 OLDEST_PYTHON = (3, 10)  # minimum version on hosts
+Version = tuple[int, ...]
+# A host's name, and the min and max seconds by which its clock is ahead of a common one.
+Clock = tuple[str, float, float]
 CLOCKS_APART_S = 2.0  # a larger difference means that a clock is wrong
 
 
@@ -33,8 +36,8 @@ def no_python(
     `code` is its exit code, None if unknown; `by_hand` is a command to start another interpreter on the host.
     `exec_prefix` is the program that should have started it, "" for none.
     """
+    words = f": {stderr[-500:]}" if stderr else ""
     if code == SETUP_FAILED:
-        words = f": {stderr[-500:]}" if stderr else ""
         return PreflightError(
             host, f"its --setup failed{words}.", f"Try it by hand: {by_hand}"
         )
@@ -57,7 +60,6 @@ def no_python(
             f"there is no {python} (the host reported: {answer}).",
             f"Name its Python, one that has torch: --python {host}=/path/to/python",
         )
-    words = f": {stderr[-500:]}" if stderr else ""
     if code is None:
         return ConnectionLost(
             f"{host}: the connection ended before {started} had printed anything{words}."
@@ -78,7 +80,7 @@ def shell_in_the_way(host: str, what: str, by_hand: str) -> PreflightError:
     )
 
 
-def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> None:
+def check_oldest_python(host: str, found: Version, executable: str) -> None:
     """Raise `PreflightError` for a Python too old for distmagic's code on hosts."""
     if found[:2] < OLDEST_PYTHON:
         raise PreflightError(
@@ -88,9 +90,7 @@ def check_oldest_python(host: str, found: tuple[int, ...], executable: str) -> N
         )
 
 
-def check_python(
-    host: str, found: tuple[int, ...], ours: tuple[int, ...], executable: str
-) -> None:
+def check_python(host: str, found: Version, ours: Version, executable: str) -> None:
     """Raise `PreflightError` unless both Pythons have the same minor version, for a host that joins a running job.
 
     The job's payload was packed for its first hosts: as byte code, if all of them had this notebook's version.
@@ -105,7 +105,7 @@ def check_python(
         )
 
 
-def _dots(version: tuple[int, ...]) -> str:
+def _dots(version: Version) -> str:
     return ".".join(map(str, version))
 
 
@@ -146,7 +146,18 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
             f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
             "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
         )
-    warnings = _torch_warnings(host, facts.torch, local_torch)
+    warnings = []
+    theirs, ours = _numbers(facts.torch), _numbers(local_torch or "")
+    if theirs and ours and theirs[0] != ours[0]:
+        raise PreflightError(
+            host,
+            f"torch {facts.torch}, but this notebook has torch {local_torch}; tensors and modules don't travel between them.",
+            f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
+        )
+    if theirs and ours and theirs != ours:
+        warnings.append(
+            f"{host} has torch {facts.torch}, this notebook {local_torch}: modules that travel may not load."
+        )
     if facts.logout:
         warnings.append(f"{host}: {facts.logout}")
     return tuple(warnings)
@@ -169,11 +180,10 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
     )
 
 
-def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
+def clocks_apart(clocks: Sequence[Clock]) -> tuple[str, ...]:
     """Return a warning for each host whose clock differs by more than `CLOCKS_APART_S` from the first host's.
 
-    If no clock does, it compares the one that is ahead of all with the one that is behind all. A clock is a host's name,
-    and the min and max seconds by which it is ahead of a common clock.
+    If no clock does, it compares the one that is ahead of all with the one that is behind all.
     """
     found = [_clock_apart(clock, clocks[0]) for clock in clocks[1:]]
     if clocks and not any(found):
@@ -183,9 +193,7 @@ def clocks_apart(clocks: Sequence[tuple[str, float, float]]) -> tuple[str, ...]:
     return tuple(warning for warning in found if warning)
 
 
-def _clock_apart(
-    clock: tuple[str, float, float], other: tuple[str, float, float]
-) -> str:
+def _clock_apart(clock: Clock, other: Clock) -> str:
     """Return the warning for a clock that differs from another one; "" if it may be the same."""
     name, least, most = clock
     other_name, other_least, other_most = other
@@ -199,24 +207,7 @@ def _clock_apart(
     )
 
 
-def _torch_warnings(host: str, remote: str, local: str | None) -> list[str]:
-    theirs, ours = _numbers(remote), _numbers(local or "")
-    if not theirs or not ours:
-        return []
-    if theirs[0] != ours[0]:
-        raise PreflightError(
-            host,
-            f"torch {remote}, but this notebook has torch {local}; tensors and modules don't travel between them.",
-            f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
-        )
-    if theirs != ours:
-        return [
-            f"{host} has torch {remote}, this notebook {local}: modules that travel may not load."
-        ]
-    return []
-
-
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> Version:
     """Return (major, minor) of a version, () for an unusual one (torch built from source, a broken installation)."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found[1]), int(found[2])) if found else ()

@@ -35,7 +35,7 @@ def start_messages(
     """
     hosts = tuple(node.host.name for node in plan.nodes)
     sizes = tuple(local.blob.size_bytes for local in payload.blobs)
-    own = [(VARIABLE, payload.settings[0])] if payload.settings[0] else []
+    own = {VARIABLE: payload.settings[0]} if payload.settings[0] else {}
     work = with_files(plan.work, payload)
     messages = []
     for node, request in zip(plan.nodes, warm, strict=True):
@@ -46,7 +46,7 @@ def start_messages(
                 secret=secret,
                 address=node.address,
                 lead_address=plan.nodes[0].address,
-                port=plan.gang_port,
+                port=plan.rdzv.port,
                 nodes=len(plan.nodes),
                 lost_after_s=plan.node_lost_after_s,
             )
@@ -56,8 +56,8 @@ def start_messages(
         message = protocol.StartNode(
             job=plan.job,
             node_rank=node.node_rank,
-            torchrun=node.torchrun,
-            env=dict([*node.env, *own]),
+            torchrun=plan.flags_of(node),
+            env=dict(node.env) | own,
             defaults=dict(node.defaults),
             cwd=node.cwd,
             call=payload.call.blob.sha256,

@@ -8,7 +8,6 @@ killed.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib.util
 import json
 import os
@@ -17,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.errors import DistmagicError, UsageError
@@ -110,40 +110,32 @@ def _started(n: int, directory: str | os.PathLike[str] | None) -> Playground:
     server = None
     try:
         server = _launch(place)
-        ports, user = _when_ready(server, place, n)
-        return Playground(server, place, ports, user)
+        order = {
+            "directory": str(place),
+            "count": n,
+            "python": sys.executable,
+            "parent": os.getpid(),
+        }
+        text = _answer(server, order, _START_S).decode(errors="replace")
+        try:
+            answer = json.loads(text)  # once its hosts listen
+        except ValueError:
+            log = place / "server.log"
+            why = text + (log.read_text(errors="replace") if log.exists() else "")
+            raise DistmagicError(
+                f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
+            ) from None
+        return Playground(server, place, tuple(answer["ports"]), answer["user"])
     except BaseException:
         _end(server, place)
         raise
-
-
-def _when_ready(
-    server: subprocess.Popen[bytes], place: Path, n: int
-) -> tuple[tuple[int, ...], str]:
-    """Send the server its order; return the hosts' ports and the user once they listen. Raises `DistmagicError`."""
-    order = {
-        "directory": str(place),
-        "count": n,
-        "python": sys.executable,
-        "parent": os.getpid(),
-    }
-    text = _answer(server, order, _START_S).decode(errors="replace")
-    try:
-        answer = json.loads(text)
-        return tuple(answer["ports"]), answer["user"]
-    except ValueError:
-        log = place / "server.log"
-        why = text + (log.read_text(errors="replace") if log.exists() else "")
-        raise DistmagicError(
-            f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
-        ) from None
 
 
 def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
     """Send the server a line, and return its answer, b"" where it has ended. Raises `DistmagicError` after `limit_s`."""
     assert server.stdin is not None
     assert server.stdout is not None
-    with contextlib.suppress(OSError):  # it has ended: there is no answer either
+    with suppress(OSError):  # it has ended: there is no answer either
         server.stdin.write(json.dumps(words).encode() + b"\n")
         server.stdin.flush()
     answers = select.poll()
@@ -178,7 +170,7 @@ def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
     if server is not None:
         for pipe in (server.stdin, server.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with suppress(BrokenPipeError):
                     pipe.close()  # the end of its stdin ends the server
         try:
             server.wait(_STOP_S)

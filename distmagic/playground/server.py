@@ -1,6 +1,6 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1.
 
-It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON, an `Order`, from stdin
+It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON from stdin, the order,
 and answers with one line on stdout. Each later line changes the state of one host, [verb, name]; the answer is the
 state of all. It ends, with all its processes and its directory, when stdin ends, when its parent is gone, or on
 SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.) Only this file imports asyncssh.
@@ -9,7 +9,6 @@ SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pwd
@@ -20,6 +19,7 @@ import site
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,16 +39,6 @@ _STATES = {
     "on": "up",
 }
 _PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The kernel's request: `count` hosts below `directory` with `python`, for the life of the process `parent`."""
-
-    directory: Path
-    count: int
-    python: str
-    parent: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +157,7 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
     # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
 
     def __init__(self, host: PlayedHost) -> None:
-        self._host, self._shared = host, host.shared
+        self._host = host
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
@@ -188,7 +178,8 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        return username == self._shared.user and key == self._shared.client_key
+        shared = self._host.shared
+        return username == shared.user and key == shared.client_key
 
     def session_requested(self) -> _Process:
         return _Process(self._host)
@@ -206,7 +197,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         super().__init__(
             self._start, sftp_factory=None, sftp_version=3, allow_scp=False
         )
-        self._host, self._shared, self._home = host, host.shared, host.home
+        self._host = host
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
         try:
@@ -221,7 +212,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         await self._host.thawed.wait()
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
-        env = self._shared.environment(self._home, client, server)
+        host = self._host
+        env = host.shared.environment(host.home, client, server)
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
         pipe = subprocess.PIPE
         try:
@@ -232,7 +224,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
                 stderr=pipe,
                 bufsize=0,
                 env=env,
-                cwd=self._home,
+                cwd=host.home,
                 start_new_session=True,
             )
         except OSError as error:  # the home is gone, or there are too many processes
@@ -240,7 +232,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             self.exit(255)
             return
         ended = asyncio.Event()
-        self._shared.commands[command.pid] = command, ended
+        host.shared.commands[command.pid] = command, ended
         # The end of one output is not the end of the other, so neither may send the channel's end of file.
         await self.redirect(
             command.stdin, command.stdout, command.stderr, send_eof=False
@@ -253,7 +245,7 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         else:
             # As sshd calls a signal without a name: those of real time.
             name = "SIG@openssh.com"
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 name = signal.Signals(-command.returncode).name.removeprefix("SIG")
             self.exit_with_signal(name)
 
@@ -270,33 +262,33 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 # ---- the hosts
 
 
-async def serve(order: Order) -> None:
-    """Serve the hosts until the end."""
+async def serve(directory: Path, count: int, python: str, parent: int) -> None:
+    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
     key = asyncssh.generate_private_key("ssh-ed25519", comment="distmagic playground")
-    key_file = order.directory / "id_ed25519"
+    key_file = directory / "id_ed25519"
     key_file.touch(mode=0o600)
     key_file.write_bytes(key.export_private_key())
     shared = SharedByHosts(
-        directory=order.directory, user=_user(), client_key=key.convert_to_public()
+        directory=directory, user=_user(), client_key=key.convert_to_public()
     )
     loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
-    _make_python(order.directory / "bin", order.python)
+    _make_python(directory / "bin", python)
     hosts = {}
-    for number in range(1, order.count + 1):
-        home = order.directory / f"node{number}"
+    for number in range(1, count + 1):
+        home = directory / f"node{number}"
         home.mkdir(mode=0o700)
         hosts[home.name] = PlayedHost(shared, home)
         await hosts[home.name].listen()
     lines = [host.known_hosts_line() for host in hosts.values()]
-    (order.directory / "known_hosts").write_text("".join(lines))
+    (directory / "known_hosts").write_text("".join(lines))
     ports = [host.port for host in hosts.values()]
     print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
     obeying = asyncio.create_task(_obey(hosts, over))
     try:
-        _watch(order.parent, over)
+        _watch(parent, over)
         await over.wait()
     finally:
         obeying.cancel()
@@ -379,14 +371,14 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Read the `Order` from stdin, serve its hosts, and clean up."""
-    wanted = json.loads(sys.stdin.buffer.readline())
-    order = Order(**wanted | {"directory": Path(wanted["directory"])})
+    """Read the order from stdin, serve its hosts, and clean up."""
+    order = json.loads(sys.stdin.buffer.readline())
+    directory = Path(order["directory"])
     processes.become_subreaper()
     try:
-        asyncio.run(serve(order))
+        asyncio.run(serve(directory, order["count"], order["python"], order["parent"]))
     finally:
-        shutil.rmtree(order.directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
+from distmagic.payload.sizes import plural as plural  # noqa: PLC0414  # one of them
 from distmagic.remote.wire.protocol import Gpu
 
 _COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -42,11 +43,6 @@ def count(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.2f}{unit}"
     return f"{value / 1e3:.0f}k"
-
-
-def plural(number: int, noun: str) -> str:
-    """Return `1 rank`, `4 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def out_of(done: float, total: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -50,6 +50,14 @@ def text_lines(columns: Sequence[Column]) -> list[str]:
         width, right = column.width, column.kind == NUMBER
         padded.append([pad(text, width, right=right) for text in column.texts])
     return [GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows, the first of them with the titles, as lines whose columns are as wide as their widest text."""
+    columns = zip(*rows, strict=True)
+    return "\n".join(
+        text_lines([Column(title=title, cells=cells) for title, *cells in columns])
+    )
 
 
 def html_lines(

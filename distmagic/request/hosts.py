@@ -90,6 +90,7 @@ class Host:
         return self.name
 
 
+Hosts = tuple[Host, ...]
 LOCALHOST = Host(name="localhost")
 
 

@@ -23,6 +23,7 @@ from distmagic.request.flag_values import (
 )
 from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
 
+Pairs = tuple[tuple[str, str], ...]  # names with their values
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -266,7 +267,7 @@ class JobSpec:
             )
 
     @property
-    def variables(self) -> tuple[tuple[str, str], ...]:
+    def variables(self) -> Pairs:
         """The variables of every rank: `env`, and those of `devices` and `debug` that `env` does not have."""
         variables = dict(self.env)
         if self.devices:
@@ -299,7 +300,7 @@ def check_pattern(pattern: str, where: str) -> None:
         )
 
 
-def _check_env(env: tuple[tuple[str, str], ...]) -> None:
+def _check_env(env: Pairs) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(

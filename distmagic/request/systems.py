@@ -141,6 +141,13 @@ def named(name: str) -> System | None:
     return {system.name: system for system in systems()}.get(name)
 
 
+def part(system: str, name: str) -> Any:
+    """Return a module of the system of that name, which made the request."""
+    found = named(system)
+    assert found is not None
+    return found.part(name)
+
+
 def places() -> str:
     """Return all words allowed after `--on`, except none."""
     return "; ".join(system.places for system in systems() if system.on)

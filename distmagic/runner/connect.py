@@ -39,14 +39,7 @@ def connect(
     """Return a link to each host, and show the progress of connecting. Arguments and errors are those of `settle`."""
     for host_index, future in enumerate(first_links.futures):
         future.add_done_callback(partial(_report, loop.queue, host_index))
-    try:
-        loop.wait_for(first_links.futures)
-    except KeyboardInterrupt:
-        raise first_links.interrupted() from None
-    except BaseException:
-        first_links.cancel()
-        raise
-    return first_links.settle(enough, needs_remote=needs_remote)
+    return first_links.wait(enough, needs_remote=needs_remote, until_done=loop.wait_for)
 
 
 def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
@@ -170,9 +163,7 @@ def _claimed_at_once(
     """Reserve the devices of all hosts, or of none; return the claims of other jobs, by host."""
 
     def ask(names: tuple[str, ...]) -> list[tuple[DeviceClaim, ...]]:
-        def claim(link: Link) -> tuple[DeviceClaim, ...]:
-            return host_requests.claim_devices(link, job, names)
-
+        claim = partial(host_requests.claim_devices, job=job, devices=names)
         asked = begin_all("devices", claim, links)
         loop.wait_for(asked)
         return [future.result() for future in asked]

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -84,11 +84,8 @@ def routes(
     for blob in blobs:
         takers = [node for node, names in enumerate(lacking) if blob.sha256 in names]
         joining = tuple(node for node in takers if joins[node])
-        source = None
-        for node, may_join in enumerate(joins):
-            if may_join and node not in takers:
-                source = node
-                break
+        having = [node for node, may in enumerate(joins) if may and node not in takers]
+        source = having[0] if having else None
         groups.setdefault((source, joining), []).append(blob)
         for node in takers:
             if not joins[node]:
@@ -177,33 +174,26 @@ class Delivery:
             )
             return self._links[server].query(request, protocol.Serving)
 
-        before = {}  # for each receiver, the host that sends to it, and its address
-        for (server, taker), found in zip(
-            chain.links, self._each(serve, chain.links), strict=True
-        ):
-            before[taker] = (server, found)
+        served = self._each(serve, chain.links)
+        # For each receiver, the host that sends to it, and its answer.
+        before = {
+            taker: (server, found)
+            for (server, taker), found in zip(chain.links, served, strict=True)
+        }
 
         def take(node: int) -> None:
-            server, found = before.get(node, (None, None))
-            if server is None or found is None:
-                self._take(
-                    node,
-                    chain,
-                    "",
-                    protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret),
-                )
-                return
-            address = self._addresses[server]
-            name = self._links[server].host.name
-            if not found.port:
-                self._note(
-                    node,
-                    f"its data came from the notebook and not from {name}, which can't serve: {found.why}",
-                )
-            request = protocol.ReceiveBlobs(
-                blobs=chain.blobs, address=address, port=found.port, secret=secret
-            )
-            self._take(node, chain, name if found.port else "", request)
+            request = protocol.ReceiveBlobs(blobs=chain.blobs, secret=secret)
+            name = ""
+            if node in before:
+                server, found = before[node]
+                name = self._links[server].host.name
+                address = self._addresses[server]
+                request = replace(request, address=address, port=found.port)
+                if not found.port:
+                    text = f"its data came from the notebook and not from {name}, which can't serve: {found.why}"
+                    self._note(node, text)
+                    name = ""
+            self._take(node, chain, name, request)
 
         self._each(take, chain.takers)
 
@@ -257,13 +247,14 @@ class Delivery:
         return [future.result() for future in futures]
 
 
+@dataclass
 class _Meter:
     """Counts how many of its missing bytes a node has received."""
 
-    def __init__(self, tell: Callable[[int, int], object]) -> None:
-        self._tell = tell
-        self._told_at = 0.0
-        self.size_bytes = self.total_bytes = 0
+    _tell: Callable[[int, int], object]
+    _told_at: float = 0.0
+    size_bytes: int = 0
+    total_bytes: int = 0
 
     def expect(self, total_bytes: int) -> None:
         """Start: so many bytes are missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,32 +18,6 @@ _LEAST_BYTES = 4096  # minimum size that an event counts as: so at most 256 wait
 _GATHER_S = 0.0003  # per node: folding one event costs as much as folding all that nodes send meanwhile
 
 
-class _Room:
-    """Counts the unread bytes of one node."""
-
-    def __init__(self) -> None:
-        self._waiting_bytes = 0
-        self._has_less = threading.Condition()
-
-    def take(self, size_bytes: int, is_over: threading.Event) -> bool:
-        """Wait until so many more bytes fit, and count them; return False if the loop no longer reads."""
-        with self._has_less:
-            while (
-                self._waiting_bytes and self._waiting_bytes + size_bytes > _AHEAD_BYTES
-            ):
-                if is_over.is_set():
-                    return False
-                self._has_less.wait(1.0)
-            self._waiting_bytes += size_bytes
-            return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """Subtract bytes that were read."""
-        with self._has_less:
-            self._waiting_bytes -= size_bytes
-            self._has_less.notify_all()
-
-
 class EventQueue:
     """Events of all nodes, limited in size for each node. `clock` gives the seconds since the start of the run."""
 
@@ -50,9 +25,9 @@ class EventQueue:
         self._clock = clock
         # Each with the size that it counts as.
         self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()
-        self._rooms: dict[int, _Room] = {}
-        self._rooms_lock = threading.Lock()
-        self._is_over = threading.Event()
+        self._unread_bytes: Counter[int] = Counter()  # by node
+        self._has_less = threading.Condition()  # protects these bytes
+        self._is_over = False
 
     def put(
         self, node_rank: int, what: protocol.Message | Launched, size_bytes: int = 0
@@ -61,14 +36,16 @@ class EventQueue:
 
         Never call it on the thread that calls `batch`: that would deadlock.
         """
-        with self._rooms_lock:
-            if node_rank not in self._rooms:
-                self._rooms[node_rank] = _Room()
-            room = self._rooms[node_rank]
         counted = max(_LEAST_BYTES, size_bytes)
-        if room.take(counted, self._is_over):
-            event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
-            self._events.put((event, counted))
+        with self._has_less:
+            unread = self._unread_bytes
+            while unread[node_rank] and unread[node_rank] + counted > _AHEAD_BYTES:
+                if self._is_over:
+                    return
+                self._has_less.wait(1.0)
+            unread[node_rank] += counted
+        event = Event(node_rank=node_rank, at_s=self._clock(), what=what)
+        self._events.put((event, counted))
 
     def tell(self, what: Any, node_rank: int = 0) -> None:
         """Queue the result of an action, or an event of the notebook's side. Never blocks."""
@@ -89,16 +66,18 @@ class EventQueue:
                 else self._events.get_nowait()
             )
             found.append(first)
-            time.sleep(_GATHER_S * len(self._rooms))
+            time.sleep(_GATHER_S * len(self._unread_bytes))
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())
         except queue.Empty:
             pass
-        for event, counted in found:
-            if counted:
-                self._rooms[event.node_rank].give_back(counted)
+        with self._has_less:
+            for event, counted in found:
+                if counted:
+                    self._unread_bytes[event.node_rank] -= counted
+            self._has_less.notify_all()
         return [event for event, _ in found]
 
     def close(self) -> None:
         """Release all threads that wait for space."""
-        self._is_over.set()
+        self._is_over = True

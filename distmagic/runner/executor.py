@@ -60,9 +60,8 @@ class Executor:
         self._joiner = joiner
         self._is_over = False
         # Links opened by actions: the table's rows lack a link whose event is no longer read.
-        self._opened: set[Link] = set()
-        # Those of them to nodes that were started to join the run.
-        self._joined: set[Link] = set()
+        # True for a link to a node that was started to join the run.
+        self._opened: dict[Link, bool] = {}
         self._lock = threading.Lock()
         self._lease_keeper = LeaseKeeper(lease_s)
 
@@ -137,10 +136,10 @@ class Executor:
                 )
             self._forget(action.link)
             self._opener.connections.keep_idle(action.link)
+            collected = Collected(results=results, is_kept_idle=True)
         except Exception:  # noqa: BLE001 - also for a bug, the run ends; results wait on their host until looked at
-            self._tell(action.node_rank, Collected(results={}, is_kept_idle=False))
-        else:
-            self._tell(action.node_rank, Collected(results=results, is_kept_idle=True))
+            collected = Collected(results={}, is_kept_idle=False)
+        self._tell(action.node_rank, collected)
 
     def _join(self, action: Join) -> None:
         assert self._joiner is not None
@@ -184,16 +183,14 @@ class Executor:
         """Register the link of `what`, which is closed at the end. Return False, without this, if the run is over."""
         with self._lock:
             if not self._is_over:
-                self._opened.add(what.link)
-                if isinstance(what, Joined):
-                    self._joined.add(what.link)
+                self._opened[what.link] = isinstance(what, Joined)
             return not self._is_over
 
     def _forget(self, link: Link | None) -> None:
         """Unregister a link: it is being closed, or used for something else."""
         with self._lock:
             if link is not None:
-                self._opened.discard(link)
+                self._opened.pop(link, None)
 
     # ---- the end
 
@@ -205,7 +202,11 @@ class Executor:
         with self._lock:
             self._is_over = True
             open_links = {*links, *self._opened}
-            unread = self._joined & self._opened - {*links}
+            unread = [
+                link
+                for link, has_joined in self._opened.items()
+                if has_joined and link not in links
+            ]
         self._lease_keeper.close()
         self._queue.close()
 

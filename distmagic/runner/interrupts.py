@@ -20,10 +20,9 @@ class Interrupts:
     While a question waits for the user's answer (`is_asking`), an interrupt also raises KeyboardInterrupt at once.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.is_asking = False
-        self.was_sigterm = False  # whether the last one was SIGTERM
+    count = 0
+    is_asking = False
+    was_sigterm = False  # whether the last one was SIGTERM
 
     def __call__(self, number: int = signal.SIGINT, *_: object) -> None:
         """Count an interrupt; used as a signal handler."""

@@ -136,17 +136,16 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 job, open_lead, lead, payload.blobs, is_text=payload.in_source is None
             )
         table = NodeTable(present, lease_s, _new_id, growth)
-        executor = Executor(job, loop.queue, opener, lease_s, joiner)
         limits = Limits(
             timeout_s=spec.timeout_s,
             hang_timeout_s=spec.hang_timeout_s,
             away_s=lease_s,
         )
         nodes = dict(enumerate(links))
-        follow = partial(
-            loop.follow, table, executor, nodes, limits, detach=spec.detach
+        executor = Executor(job, loop.queue, opener, lease_s, joiner)
+        return _followed(
+            loop, opener, table, executor, nodes, limits, detach=spec.detach
         )
-        return _followed(loop, follow, opener, table, executor, noted)
 
 
 def attach(
@@ -191,10 +190,11 @@ def attach(
         growth, joiner = None, None
         if job.grows:
             # Hosts that were absent when the job started, and that are no node of it yet.
-            awaited = []
-            for host_index in range(len(fleet.hosts), len(fleet.known)):
-                if fleet.names[host_index] in job.terms.awaited:
-                    awaited.append(host_index)
+            awaited = [
+                host_index
+                for host_index in range(len(fleet.hosts), len(fleet.known))
+                if fleet.names[host_index] in job.terms.awaited
+            ]
             growth = Growth(host_names=fleet.names, awaited=tuple(awaited))
             joiner = NodeJoiner(job.name, partial(opener.link, 0))
 
@@ -215,8 +215,7 @@ def attach(
             hang_timeout_s=job.terms.hang_timeout_s,
             away_s=patience_s if job.is_running else None,
         )
-        follow_all = partial(loop.follow, table, executor, links, limits)
-        return _followed(loop, follow_all, opener, table, executor, noted)
+        return _followed(loop, opener, table, executor, links, limits)
 
 
 def first_state(
@@ -263,15 +262,17 @@ def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payl
 
 def _followed(
     loop: RunLoop,
-    follow: Callable[[], object],
     opener: LinkOpener,
     table: NodeTable,
     executor: Executor,
-    noted: interrupts.Interrupts,
+    links: Mapping[int, Link],
+    limits: Limits,
+    *,
+    detach: bool = False,
 ) -> Followed:
     """Follow all nodes, end what lost agents have left, and return how far that went."""
     try:
-        follow()
+        loop.follow(table, executor, links, limits, detach=detach)
         _sweep(loop, opener, table)
     finally:
         executor.close(table.links)
@@ -280,7 +281,7 @@ def _followed(
         state=loop.state,
         small_results=table.small_results,
         host_indices=tuple(row.host_index for row in table.rows),
-        was_interrupted=noted.take(),
+        was_interrupted=loop.interrupts.take(),
     )
 
 

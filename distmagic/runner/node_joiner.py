@@ -90,9 +90,10 @@ class NodeJoiner:
         assert begun.join_template is not None
         names = (begun.call, begun.code, *begun.side_files)
         sizes = begun.join_template.sizes
-        payload = []
-        for name, size_bytes in zip(names, sizes, strict=True):
-            payload.append(Blob(sha256=name, size_bytes=size_bytes))
+        payload = [
+            Blob(sha256=name, size_bytes=size_bytes)
+            for name, size_bytes in zip(names, sizes, strict=True)
+        ]
         link.send(protocol.CheckBlobs(blobs=tuple(payload)))
         lacking = link.answer(protocol.MissingBlobs).sha256
         return tuple(self._here(blob) for blob in payload if blob.sha256 in lacking)

@@ -302,11 +302,9 @@ class NodeTable:
 
     def _newest(self, host_index: int) -> int:
         """Return the last node that a host was, -1 for none."""
-        newest = -1
-        for node_rank, row in enumerate(self.rows):
-            if row.host_index == host_index:
-                newest = node_rank
-        return newest
+        rows = enumerate(self.rows)
+        own = (node_rank for node_rank, row in rows if row.host_index == host_index)
+        return max(own, default=-1)
 
     def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
         join = self._joins.get(what.host_index)

@@ -56,9 +56,10 @@ def prepare(
     warnings += preflight.shared_machines(names, facts_of_all)
     routes, wrong_clocks = routes_of(links)
     warnings += wrong_clocks
-    reached = []
-    for link, route in zip(links, routes, strict=True):
-        reached.append(Reached(host=link.host, facts=link.facts, route=route))
+    reached = [
+        Reached(host=link.host, facts=link.facts, route=route)
+        for link, route in zip(links, routes, strict=True)
+    ]
     plan = planning.make_plan(
         spec,
         reached,
@@ -80,10 +81,11 @@ def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
         return [first], ()
     # The lead too, because its clock is compared.
     answers = in_parallel(lambda link: _timed_route(link, first.address), links)
-    clocks = []
-    for link, (route, least, most) in zip(links, answers, strict=True):
-        if route.time_s:
-            clocks.append((link.host.name, least, most))
+    clocks = [
+        (link.host.name, least, most)
+        for link, (route, least, most) in zip(links, answers, strict=True)
+        if route.time_s
+    ]
     routes = [first, *[route for route, _, _ in answers[1:]]]
     return routes, preflight.clocks_apart(clocks)
 

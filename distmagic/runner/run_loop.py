@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from distmagic.connection.link import Link
@@ -93,6 +93,7 @@ class Companion(Protocol):
         """Return the messages to send now; `links` are by node."""
 
 
+@dataclass(eq=False)
 class RunLoop:
     """The loop of one run. It runs on the main thread, or on its own thread for a background run.
 
@@ -100,28 +101,25 @@ class RunLoop:
     the ID of a request.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  # all that it works with
-        self, state: RunState, queue: EventQueue, screen: Screen, serve: Callable[[float], None],
-        noted: Interrupts, clock: Callable[[], float], new_id: Callable[[], str],
-        companion: Companion | None = None,
-    ) -> None:  # fmt: skip
-        self.state = state
-        self.queue = queue
-        self._screen = screen
-        self._serve = serve
-        self._interrupts = noted
-        self._clock = clock
-        self._new_id = new_id
-        self._companion = companion
-        if companion is not None:
-            companion.join(queue.wake)
-        self._next_shown_s = 0.0
-        # The following attributes are for `follow`.
-        self._table: NodeTable | None = None
-        self._executor: Executor | None = None
-        self._memory = RunMemory()
-        # By rank: the line of input that it waits for, and the link over which it was sent.
-        self._typed: dict[int, tuple[TypedLine, Link | None]] = {}
+    state: RunState
+    queue: EventQueue
+    _screen: Screen
+    _serve: Callable[[float], None]
+    interrupts: Interrupts
+    _clock: Callable[[], float]
+    _new_id: Callable[[], str]
+    _companion: Companion | None = None
+    _next_shown_s: float = 0.0
+    # The following attributes are for `follow`, which sets the first two.
+    _table: NodeTable = field(init=False)
+    _executor: Executor = field(init=False)
+    _memory: RunMemory = field(default_factory=RunMemory)
+    # By rank: the line of input that it waits for, and the link over which it was sent.
+    _typed: dict[int, tuple[TypedLine, Link | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self._companion is not None:
+            self._companion.join(self.queue.wake)
 
     # ---- every stage
 
@@ -141,7 +139,7 @@ class RunLoop:
         """Answer a question if `asks`, wait at most `timeout_s` for events, and fold them; return the events."""
         if asks:
             # Before events are taken: an interrupt in between must lose none.
-            self._interrupts.ask(self._serve)
+            self.interrupts.ask(self._serve)
         events = self.queue.batch(timeout_s)
         if not self.state.is_over:  # the clock stops when a run is over
             events.append(Event(node_rank=0, at_s=self._clock(), what=None))
@@ -194,7 +192,7 @@ class RunLoop:
             if not self.state.is_over:
                 self.show()
             timeout_s = BEAT_S
-            if self._interrupts.take() or "stop" in self._screen.requests():
+            if self.interrupts.take() or "stop" in self._screen.requests():
                 raise KeyboardInterrupt
             if is_done or self._clock() >= end_s:
                 return
@@ -242,7 +240,7 @@ class RunLoop:
         self._memory = replace(self._memory, wants_detach=detach)
         try:
             # An interrupt raised in between would lose an event.
-            with ExitStack() as heap, interrupts.sent_to(self._interrupts):
+            with ExitStack() as heap, interrupts.sent_to(self.interrupts):
                 now_s = self._clock()
                 freeze_at_s = math.inf
                 # The notebook works on during a background run, and the objects that it frees must be collected.
@@ -259,26 +257,25 @@ class RunLoop:
                     try:
                         self._beat(limits)
                     except KeyboardInterrupt:
-                        self._interrupts()
+                        self.interrupts()
         except BaseException:  # a bug, for example in a screen: the ranks must not run on until their lease expires
             self._abandon()
             raise
 
     def _beat(self, limits: Limits) -> None:
-        assert self._table is not None
-        while self._interrupts.take():
+        while self.interrupts.take():
             self._carry_out(
                 decide.after_interrupt(
                     self.state,
                     self._memory,
                     self._clock(),
                     self._new_id,
-                    "terminated" if self._interrupts.was_sigterm else "interrupted",
+                    "terminated" if self.interrupts.was_sigterm else "interrupted",
                 )
             )
         asked: list[UserRequest] = []
         # The user may be asked for a line of input here, and interrupt that.
-        self._interrupts.ask(lambda _: asked.extend(self._screen.requests()))
+        self.interrupts.ask(lambda _: asked.extend(self._screen.requests()))
         for request in asked:
             # Carry out the user's requests. Stop also ends a detached job, and a second one ends it at once.
             if request == "stop":
@@ -331,14 +328,12 @@ class RunLoop:
                 self.note(Warned(text=decision.why))
             else:
                 # Ask the lead to detach the job; its event confirms that.
-                assert self._table is not None
                 lead = self._table.rows[0].link
                 if lead is not None:
                     self._perform([Send(links=(lead,), message=protocol.DetachJob())])
 
     def _hand_on_lines(self) -> None:
         """Send each line of input to the node of its rank; repeat it over a new link while the rank waits for it."""
-        assert self._table is not None
         for rank, (line, sent_over) in list(self._typed.items()):
             paused = self.state.paused.get(rank)
             if paused is None or paused.prompt != line.prompt:
@@ -356,20 +351,16 @@ class RunLoop:
                 self._perform([Send(links=(link,), message=message)])
 
     def _ask_for_stacks(self, request_id: str, *, quietly: bool = False) -> None:
-        assert self._table is not None
         message = protocol.DumpStacks(request_id=request_id, quietly=quietly)
         self._perform([Send(links=self._table.links, message=message)])
 
     def _send_stop(
         self, node_ranks: Iterable[int], grace_s: float, reason: StopReason
     ) -> None:
-        assert self._table is not None
         message = protocol.StopNode(grace_s=grace_s, reason=reason)
         self._perform(self._table.stop(node_ranks, message))
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        assert self._table is not None
-        assert self._executor is not None
         notes = [one for one in actions if isinstance(one, Note)]
         if notes:
             self.note_all((note.what, note.node_rank) for note in notes)
@@ -383,7 +374,6 @@ class RunLoop:
 
         A detached job needs no notebook, and runs on.
         """
-        assert self._table is not None
         if self.state.detached_by:
             return
         self._send_stop(decide.answering(self.state), 0.0, "abandoned")

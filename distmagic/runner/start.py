@@ -142,29 +142,32 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
     An interrupt is ignored. Waits at most `_PATIENCE_S` for the starts, and again for the ends.
     """
     with interrupts.sent_to(_hold):
-        tried = []
-        for link, future in zip(links, started, strict=False):
-            if not future.cancel():
-                tried.append((link, future))
+        tried = [
+            (link, future)
+            for link, future in zip(links, started, strict=False)
+            if not future.cancel()
+        ]
         wait([future for _, future in tried], _PATIENCE_S)
-        running = []
-        for link, future in tried:
-            if future.done() and future.exception() is None:
-                running.append(link)
+        running = [
+            link
+            for link, future in tried
+            if future.done() and future.exception() is None
+        ]
         # On new threads: those of the starts may still hang.
         stops = begin_all("rollback", _stop_and_wait, running)
         wait(stops, _PATIENCE_S)
-    unsure = []
-    for link, future in tried:
+    unsure = [
+        link.host.name
+        for link, future in tried
         # After these errors an agent may still run on the host.
-        if not future.done() or isinstance(
-            future.exception(), ConnectionLost | Unreachable
-        ):
-            unsure.append(link.host.name)
-    for link, stop in zip(running, stops, strict=True):
-        is_confirmed = stop.done() and stop.exception() is None and stop.result()
-        if not is_confirmed:
-            unsure.append(link.host.name)
+        if not future.done()
+        or isinstance(future.exception(), ConnectionLost | Unreachable)
+    ]
+    unsure += [
+        link.host.name
+        for link, stop in zip(running, stops, strict=True)
+        if not (stop.done() and stop.exception() is None and stop.result())
+    ]
     return unsure
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from distmagic.connection.connections import Connect
 from distmagic.errors import AllocationEnded, RunError
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import Host
-from distmagic.systems.protocol import Connect, Held, Pool, hosts_of
+from distmagic.request.hosts import Host, Hosts
+from distmagic.systems.protocol import Held, Pool, hosts_of
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
@@ -35,7 +36,7 @@ class Allocations:
         return tuple(self._all)
 
     @property
-    def hosts(self) -> tuple[Host, ...]:
+    def hosts(self) -> Hosts:
         """The nodes of all usable ones."""
         return tuple(host for one in self.alive for host in one.hosts)
 

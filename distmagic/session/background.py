@@ -28,10 +28,8 @@ from distmagic.render.screen import Screen, UserRequest
 from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
+Left = Run | Detached  # of a run: the job of a Detached runs on
 _ANSWER_S = 20.0  # time for ranks to send their stacks
-_WHAT_RUNS = (
-    "%distributed jobs lists the jobs that run."  # stacks and profiles need one
-)
 # Time for ranks to end when the process ends. Jupyter kills a kernel after five seconds; the hosts then end the rest
 # when the lease expires.
 _LAST_WAIT_S = 4.0
@@ -126,7 +124,7 @@ class BackgroundRun(Returned):
         self,
         job: str,
         screen: BackgroundScreen,
-        launch: Callable[[], Run | Detached],
+        launch: Callable[[], Left],
         give_up: Callable[[], object],
         open_link: Callable[[int], Link],
     ) -> None:
@@ -137,12 +135,12 @@ class BackgroundRun(Returned):
         self._give_up = give_up
         self.open_link = open_link
         self._is_over = threading.Event()
-        self._left: Run | Detached | None = None
+        self._left: Left | None = None
         self._error: BaseException | None = None
         self._shown_in = cell_number()
         threads.begin("run", self._run, launch)
 
-    def _run(self, launch: Callable[[], Run | Detached]) -> None:
+    def _run(self, launch: Callable[[], Left]) -> None:
         try:
             self._left = launch()
         except BaseException as error:  # noqa: BLE001  # whoever waits for the run gets it
@@ -166,12 +164,7 @@ class BackgroundRun(Returned):
         """Whether the run has ended."""
         return self._is_over.is_set()
 
-    @property
-    def outlives_kernel(self) -> bool:
-        """Whether it goes on after the end of this process: ranks that stay, which their hosts end."""
-        return self.state.terms.ends_idle_s is not None
-
-    def wait(self, timeout_s: float | None = None) -> Run | Detached:
+    def wait(self, timeout_s: float | None = None) -> Left:
         """Wait for the end, and return the `Run`, or the `Detached` of a job that runs on.
 
         Raises the errors of a cell with this run, and `TimeoutError` after `timeout_s`. An interrupt only ends the
@@ -181,7 +174,7 @@ class BackgroundRun(Returned):
             raise TimeoutError(f"job {self.job} still runs after {timeout_s:g} s")
         return self._ended()
 
-    def _ended(self) -> Run | Detached:
+    def _ended(self) -> Left:
         if not self.done:
             raise UsageError(
                 f"Job {self.job} still runs.",
@@ -213,12 +206,8 @@ class BackgroundRun(Returned):
 
     def stacks(self) -> RunStacks:
         """Ask every rank for its stack, and return the answers; the run continues. Raises `UsageError` if none runs."""
+        self._check_running()
         screen = self.screen
-        if self.done or screen.state.phase != "running":
-            phase = self.state.phase if self._error is None else "failed"
-            raise UsageError(
-                f"No rank of job {self.job} runs: it is {phase}.", _WHAT_RUNS
-            )
         with screen.has_changed:
             before = screen.state.wanted_stacks
             screen.ask("stacks")
@@ -228,6 +217,14 @@ class BackgroundRun(Returned):
         if dump is None or state.wanted_stacks == before:
             raise UsageError(f"No rank of job {self.job} has reported where it is.")
         return RunStacks(explanation=explain_dump(state, dump), job=self.job)
+
+    def _check_running(self) -> None:
+        if self.done or self.state.phase != "running":
+            phase = self.state.phase if self._error is None else "failed"
+            raise UsageError(
+                f"No rank of job {self.job} runs: it is {phase}.",
+                "%distributed jobs lists the jobs that run.",
+            )
 
     def _has_answers(self, before: str) -> bool:
         """Whether all ranks have answered a request made after `before`, or no answer can come."""
@@ -277,11 +274,8 @@ class BackgroundRun(Returned):
         """
         from distmagic.connection.requests import profile_requests
 
+        self._check_running()
         state = self.state
-        if self.done or state.phase != "running":
-            raise UsageError(
-                f"No rank of job {self.job} runs: it is {state.phase}.", _WHAT_RUNS
-            )
         hosts = [node.host for node in state.nodes]
         links: dict[int, Link] = {}
         try:
@@ -370,7 +364,8 @@ class BackgroundRuns:
         if os.getpid() != self._owner:
             return  # a forked child that runs its parent's atexit functions
         self.is_closed = True
-        running = [run for run in self.running if not run.outlives_kernel]
+        # Ranks that stay go on after the end of this process: their hosts end them.
+        running = [run for run in self.running if run.state.terms.ends_idle_s is None]
         for run in running:
             run.ask_to_stop()
         # Last: an unreachable scheduler must not delay the requests to hosts.

@@ -59,12 +59,11 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Visit:
-    """A host with its answer. It listens on `ports` for hosts that have its `secret`."""
+    """A host with its answer. It listens on the ports in that for hosts that have its `secret`."""
 
     subject: Subject
     link: Link
     secret: str
-    ports: tuple[int, ...]
 
 
 def examine(
@@ -85,7 +84,8 @@ def examine(
         if len(links) > 1:
             ports = (port or _TORCHS_PORT, ANY_PORT)
             request = replace(request, peer=_meeting_place(links), ports=ports)
-        asked = in_parallel(partial(_visit, request), names, found)
+        named_ports = (port,) if port else ()
+        asked = in_parallel(partial(_visit, request, named_ports), names, found)
         visits = [one for one in asked if isinstance(one, _Visit)]
         subjects = in_parallel(partial(_dialled, visits, request.ports), visits)
         in_parallel(_shut, visits)
@@ -94,13 +94,9 @@ def examine(
         raise
     in_parallel(first_links.opener.connections.keep_idle, links)
     answered = iter(subjects)
-    every: list[Subject | Unreached] = []
-    for one in asked:
-        if isinstance(one, Unreached):
-            every.append(one)
-        else:
-            named = (port,) if port else ()
-            every.append(replace(next(answered), named_ports=named))
+    every: list[Subject | Unreached] = [
+        one if isinstance(one, Unreached) else next(answered) for one in asked
+    ]
     return report(every, facts.torch_version(), time.monotonic() - began)
 
 
@@ -131,7 +127,10 @@ def _meeting_place(links: Sequence[Link]) -> str:
 
 
 def _visit(
-    request: protocol.Examine, name: str, found: Link | DistmagicError
+    request: protocol.Examine,
+    named_ports: tuple[int, ...],
+    name: str,
+    found: Link | DistmagicError,
 ) -> _Visit | Unreached:
     """Return a host's answer, or the error of asking it. From then on it listens."""
     if isinstance(found, DistmagicError):
@@ -150,8 +149,9 @@ def _visit(
         facts=found.facts,
         examined=examined,
         clock_s=clock_s,
+        named_ports=named_ports,
     )
-    return _Visit(subject=subject, link=found, secret=secret, ports=examined.ports)
+    return _Visit(subject=subject, link=found, secret=secret)
 
 
 def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Subject:
@@ -160,9 +160,10 @@ def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Sub
     own = visits.index(one)
     # It starts with the next host, so that all hosts do not connect to the same one at once.
     for other in (*visits[own + 1 :], *visits[:own]):
-        address = other.subject.examined.route.address
+        examined = other.subject.examined
+        address = examined.route.address
         # A port is 0 if another program uses it.
-        for kind, port in zip(kinds, other.ports, strict=False):
+        for kind, port in zip(kinds, examined.ports, strict=False):
             if port:
                 doors.append(protocol.HostDoor(address=address, port=port, secret=other.secret))  # fmt: skip
                 asked.append((other.subject.name, kind))

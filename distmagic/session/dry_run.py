@@ -8,7 +8,7 @@ from pathlib import Path
 from distmagic.connection.first_links import FirstLinks
 from distmagic.names import new_job, owner, work_dir
 from distmagic.payload.pack import Payload
-from distmagic.payload.work_files import begins_in
+from distmagic.payload.work_files import named_folder, place_of
 from distmagic.planning import plan as planning
 from distmagic.request.flags import Request
 from distmagic.request.spec import JobSpec
@@ -35,7 +35,10 @@ def start_commands(
     fleet = first_links.fleet
     enough = enough_hosts(spec, len(fleet.hosts))
     work = work_dir(spec, payload)
-    work = replace(work, inside=begins_in(payload, spec.sync, Path.cwd()))
+    folder = named_folder(spec.sync, payload.folder if payload is not None else None)
+    if folder is not None:
+        _, inside = place_of(folder.resolve(), Path.cwd().resolve())
+        work = replace(work, inside=inside)
     with first_links.opened(enough, needs_remote=True) as opened:
         links = list(opened.values())
         terms = planning.terms_of(spec, lease_s=fleet.access.lease_s, owner=owner())

@@ -15,20 +15,19 @@ from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.diagnosis.as_text import in_words
 from distmagic.outcome.detached import Detached
-from distmagic.outcome.run import Run, left
+from distmagic.outcome.run import left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, Hosts
 from distmagic.runner.launch import Followed
 from distmagic.screens.choose import screen_for
 from distmagic.session import doctor
 from distmagic.session.allocations import Allocations
+from distmagic.session.background import Left
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.local_hints import error_of
 from distmagic.state.model import RunState
 from distmagic.state.verdict import may_be_of_hosts
-
-Left = Run | Detached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ class JobHandle:
 
     def _find(
         self,
-        where: Callable[[Job, Sequence[Host]], tuple[Host, ...]],
+        where: Callable[[Job, Sequence[Host]], Hosts],
         asker: NotebookAsker,
     ) -> tuple[FirstLinks, Job]:
         known, access = self.fleet.known, self.fleet.access

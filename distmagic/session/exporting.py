@@ -61,8 +61,7 @@ def _of_cell(
     modules: Iterable[LocalModule], request: Request
 ) -> tuple[list[File], str]:
     """Return the files of a cell (its local modules and the folder of `--sync`), and the working directory of ranks."""
-    sync = request.spec.sync
-    named = None if sync is None else work_files.named_folder(sync)
+    named = work_files.named_folder(request.spec.sync, None)
     contents, _, inside = work_files.gather(named, modules, Path.cwd())
     check_size(contents, request.payload_limit_bytes, "What the cell brings")
     return _files(contents), inside
@@ -76,7 +75,7 @@ def export_program(program: Program, request: Request, hosts: Sequence[Host]) ->
     current = Path.cwd().resolve()
     limit_bytes, sync = request.payload_limit_bytes, request.spec.sync
     payload = pack_program(program, sync=sync, current=current, limit_bytes=limit_bytes)
-    named = payload.folder if sync is None else work_files.named_folder(sync)
+    named = work_files.named_folder(sync, payload.folder)
     contents, _, inside = work_files.gather(
         named, payload.modules, current, payload.script
     )

@@ -25,24 +25,25 @@ from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.arrivals import as_words
 from distmagic.inside.detect import detect
 from distmagic.inside.following import Following
-from distmagic.inside.job_node import JobNode
+from distmagic.inside.job_node import Environ, JobNode
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import SharedSecret, missing, proof_of
-from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
+from distmagic.payload.sizes import plural
 from distmagic.remote.contact import template_client
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
-from distmagic.request.hosts import LOCALHOST, Host, Source
+from distmagic.request.hosts import LOCALHOST, Host, Hosts, Source
 from distmagic.request.spec import JobSpec
-from distmagic.session.background import BackgroundRun
+from distmagic.session.background import BackgroundRun, Left
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.transports import Transport
+from distmagic.transports.channel import ChannelMessage
 
 PATIENCE = 20  # times --connect-timeout, for nodes to arrive: 5 minutes by default
 
-Outcome = Run | Detached | BackgroundRun | None
-Launch = Callable[[tuple[Host, ...], Access], Outcome]
+Outcome = Left | BackgroundRun | None
+Launch = Callable[[Hosts, Access], Outcome]
 
 
 def digest_of(*texts: str) -> str:
@@ -57,36 +58,26 @@ def digest_of(*texts: str) -> str:
 class Inside:
     """The job whose nodes all run the code of this process, if there is one. All cells share this process's part in it.
 
-    `kernel` and `own_link` as for `Part`.
+    `kernel` and `own_link` as for `Part`. `current` is that part, None outside a job.
     """
 
     def __init__(self, kernel: str, own_link: Callable[[Access], Link]) -> None:
         self._kernel, self._own_link = kernel, own_link
-        self._part: Part | None = None
+        self.current: Part | None = None
 
-    def part(self, environ: Mapping[str, str]) -> Part | None:
+    def part(self, environ: Environ) -> Part | None:
         """Return this process's part in such a job; None if it is in none. Raises `UsageError`."""
         place = detect(environ)
         if place is None:
             return None
-        if self._part is None or self._part.place != place:
+        if self.current is None or self.current.place != place:
             proof = proof_of(environ, place)
-            self._part = Part(place, proof, self._kernel, self._own_link)
-        return self._part
-
-    @property
-    def source(self) -> Source | None:
-        """The source of the other nodes; None outside a job."""
-        return None if self._part is None else self._part.source
-
-    def transport(self, host: Host) -> Transport:
-        """Return a transport to one of the other nodes. Raises `Unreachable`."""
-        assert self._part is not None
-        return self._part.transport(host)
+            self.current = Part(place, proof, self._kernel, self._own_link)
+        return self.current
 
     def close(self) -> None:
         """Disconnect from the job's other nodes."""
-        part, self._part = self._part, None
+        part, self.current = self.current, None
         if part is not None:
             part.close()
 
@@ -134,10 +125,11 @@ class Part:
         that node 0 sends, with the results of their own ranks. Raises the errors of `launch` on all nodes,
         `Unreachable`, and `UsageError`, for example if the nodes can't authenticate.
         """
-        if self.place.task is not None:
+        place, task = self.place, self.place.task
+        if task is not None:
             raise UsageError(
-                f"{self.place.words}: this process is task {self.place.task.rank} of {self.place.task.world_size}, "
-                f"one of several ({self.place.task.said_by}). Only a script runs like this: distmagic run SCRIPT.",
+                f"{place.words}: this process is task {task.rank} of {task.world_size}, "
+                f"one of several ({task.said_by}). Only a script runs like this: distmagic run SCRIPT.",
                 "Start one task a node, such as srun --ntasks-per-node=1; or write --on none.",
             )
         if spec.detach:
@@ -145,15 +137,14 @@ class Part:
         self._cell += 1
         if self._proof is None:
             raise UsageError(
-                f"{self.place.words}: {missing(self.place)}, so the nodes can't recognize each other. Each would train a "
+                f"{place.words}: {missing(place)}, so the nodes can't recognize each other. Each would train a "
                 "model of its own.",
                 "Set DISTMAGIC_SECRET to one random text of 16 characters or more on all nodes; where each node is to run "
                 "by itself, write --on none.",
             )
-        if self.place.node_rank:
+        if place.node_rank:
             return self._follow(self._proof, digest, access, before)
-        others = self.place.nnodes - 1
-        self._say(f"leads {others} other node{'s' * (others > 1)}.")
+        self._say(f"leads {plural(place.nnodes - 1, 'other node')}.")
         return self._lead(self._proof, digest, access, launch)
 
     def refusal(self, flag: str) -> UsageError:
@@ -211,9 +202,9 @@ class Part:
 
     def _told(
         self, run: Outcome, error: BaseException | None, node_rank: int
-    ) -> dict[str, Any]:
+    ) -> ChannelMessage:
         """Return the message to a node about the run's end."""
-        told: dict[str, Any] = {"kernel": self._kernel}
+        told: ChannelMessage = {"kernel": self._kernel}
         if error is not None:
             told["error"] = as_words(error)
             run = getattr(error, "run", None)

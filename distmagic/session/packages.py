@@ -68,8 +68,8 @@ def of_kernel(name: str) -> Packages:
             lines[key] = line
         else:
             left_out.append(own)
-    for key in lines:  # an earlier one on sys.path hides the other
-        left_out = [own for own in left_out if own.lower().replace("_", "-") != key]
+    # An earlier one on sys.path hides the other.
+    left_out = [own for own in left_out if own.lower().replace("_", "-") not in lines]
     notes = _notes(sorted(set(left_out)))
     return _with_torch_note(name, [lines[key] for key in sorted(lines)], notes)
 

@@ -26,7 +26,6 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.names import new_job, owner
-from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
@@ -35,11 +34,11 @@ from distmagic.planning.plan import terms_of
 from distmagic.render.screen import Screen
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Hosts
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import first_state
 from distmagic.runner.run_loop import Companion
-from distmagic.session.background import BackgroundRun, BackgroundScreen
+from distmagic.session.background import BackgroundRun, BackgroundScreen, Left
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
 from distmagic.systems.protocol import Held
@@ -55,7 +54,7 @@ class Place:
 
     def __init__(
         self, session: Session, access: Access, asker: NotebookAsker, spec: JobSpec,
-        *, hosts: tuple[Host, ...] = (), allocation: Held | None = None,
+        *, hosts: Hosts = (), allocation: Held | None = None,
     ) -> None:  # fmt: skip
         self._session, self._access = session, access
         self._asker, self._spec = asker, spec
@@ -67,7 +66,7 @@ class Place:
         else:
             allocation.awaited_by.add(asker)
 
-    def _begin(self, hosts: tuple[Host, ...]) -> FirstLinks:
+    def _begin(self, hosts: Hosts) -> FirstLinks:
         self.first_links = self._session.reach(
             hosts, self._access, self._asker, self._spec
         )
@@ -89,7 +88,7 @@ class Place:
         variable: str = "run",
         *,
         in_background: bool = False,
-    ) -> Run | Detached | BackgroundRun:
+    ) -> Left | BackgroundRun:
         """Run the payload from `pack`, and show the run; `variable` as for `Session.launch`. Raises the errors of these
         and of `launch`.
 
@@ -105,7 +104,7 @@ class Place:
     def launch(
         self, payload: Payload, screen: Screen, variable: str = "run", job: str = "",
         companion: Companion | None = None,
-    ) -> Run | Detached:  # fmt: skip
+    ) -> Left:  # fmt: skip
         """Run a job at this place to its end, as `Session.launch`, and fetch its files.
 
         An interrupt while files are fetched raises `Cancelled` with the run, or the error of a failed run. A run that
@@ -231,8 +230,7 @@ def with_files(
     except PayloadTooLarge as error:
         if not asker.confirm(f"{error.message} Send it anyway?"):
             raise
-    payload = replace(payload, limit_bytes=sys.maxsize)
-    return with_tree(payload, spec.sync, Path.cwd(), is_fresh=spec.fresh)
+    return with_files(replace(payload, limit_bytes=sys.maxsize), spec, fleet, asker)
 
 
 def fetch(run: Run, patterns: Sequence[str]) -> None:
@@ -246,7 +244,13 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
         except KeyboardInterrupt:
             left = tuple(patterns[number:])
             run.unfetched += left
-            raise _copying_interrupted(run, left) from None
+            calls = [f"{run.state.variable}.fetch({one!r})" for one in left]
+            interrupted = Cancelled(
+                "The run was over, and the copying of its files was interrupted.",
+                f"To go on with it: {'; '.join(calls)}",
+            )
+            interrupted.run = run
+            raise interrupted from None
         except DistmagicError as error:
             print(f"--fetch {pattern}: {error}", file=sys.stderr)  # noqa: T201 - a line for people
             run.unfetched += (pattern,)
@@ -256,19 +260,9 @@ def fetch(run: Run, patterns: Sequence[str]) -> None:
             print(f"fetched {names}", file=sys.stderr)  # noqa: T201
 
 
-def _copying_interrupted(run: Run, patterns: Sequence[str]) -> Cancelled:
-    calls = [f"{run.state.variable}.fetch({pattern!r})" for pattern in patterns]
-    error = Cancelled(
-        "The run was over, and the copying of its files was interrupted.",
-        f"To go on with it: {'; '.join(calls)}",
-    )
-    error.run = run
-    return error
-
-
 def place_of(
     session: Session,
-    hosts: tuple[Host, ...] | HostsRequest,
+    hosts: Hosts | HostsRequest,
     access: Access,
     asker: NotebookAsker,
     spec: JobSpec,

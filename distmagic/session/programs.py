@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
 from distmagic.inside.addresses import address_of_lead
 from distmagic.inside.job_node import JobNode
-from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.payload.pack import Payload
 from distmagic.payload.program import pack_program, placed
@@ -22,9 +21,9 @@ from distmagic.payload.work_files import named_folder
 from distmagic.render.screen import Screen
 from distmagic.request.access import Access
 from distmagic.request.flags import Program, Request
-from distmagic.request.hosts import Host
-from distmagic.request.systems import named
-from distmagic.session.background import BackgroundRun
+from distmagic.request.hosts import Hosts
+from distmagic.request.systems import part
+from distmagic.session.background import BackgroundRun, Left
 from distmagic.session.dry_run import start_commands
 from distmagic.session.inside import digest_of
 from distmagic.session.place import place_of
@@ -54,14 +53,13 @@ def dry_run(
     session: Session,
     request: Request,
     program: Program,
-    hosts: tuple[Host, ...],
+    hosts: Hosts,
     access: Access,
     asker: NotebookAsker,
 ) -> str:
     """Return the commands that a run would start on every host. Starts nothing."""
     payload = packed(program, request)
-    sync = request.spec.sync
-    folder = payload.folder if sync is None else named_folder(sync)
+    folder = named_folder(request.spec.sync, payload.folder)
     target = placed(program, folder, Path.cwd())
     words = ["-m"] if program.is_module else []
     words += [target, *program.args]
@@ -74,7 +72,7 @@ def digest(program: Program) -> str:
     kind = "module" if program.is_module else "script"
     text = ""
     if not program.is_module:
-        with contextlib.suppress(OSError):  # the launch reports it
+        with suppress(OSError):  # the launch reports it
             text = Path(program.target).read_text(
                 encoding="utf-8", errors="surrogateescape"
             )
@@ -119,9 +117,7 @@ def run_workflow(
     Raises the errors of the system's `run.py`.
     """
     assert request.workflow is not None
-    system = named(request.workflow.system)
-    assert system is not None  # it was found when the line was parsed
-    runner = system.part("run")
+    runner = part(request.workflow.system, "run")
     runner.check(request)
     payload = pack()
     left: Run = runner.run(request, payload, make_screen(), variable)
@@ -129,9 +125,9 @@ def run_workflow(
 
 
 def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
-    session: Session, request: Request, program: Program, hosts: tuple[Host, ...], access: Access,
+    session: Session, request: Request, program: Program, hosts: Hosts, access: Access,
     asker: NotebookAsker, make_screen: Callable[[], Screen], variable: str,
-) -> Run | Detached | BackgroundRun:  # fmt: skip
+) -> Left | BackgroundRun:  # fmt: skip
     """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
 
     `variable` as for `Session.launch`. Raises the errors of `Allocations.get` and `Session.launch`, and `UsageError`.

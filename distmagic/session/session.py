@@ -18,14 +18,14 @@ from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job
 from distmagic.render.screen import Screen
 from distmagic.request.access import Access
-from distmagic.request.hosts import LOCALHOST, Host
+from distmagic.request.hosts import LOCALHOST, Host, Hosts
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import attach, launch
 from distmagic.runner.run_loop import Companion
 from distmagic.screens.changed import ChangedScreen
 from distmagic.session.allocations import Allocations
-from distmagic.session.background import BackgroundRuns
-from distmagic.session.ending import Left, RunEnding
+from distmagic.session.background import BackgroundRuns, Left
+from distmagic.session.ending import RunEnding
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.tracking.screen import TrackedScreen
@@ -61,8 +61,9 @@ class Session:
         """Return a transport to a host: over its own connection to this node, through its allocation, or directly."""
         if host.allocation is None:
             return connect(host, access, asker)
-        if host.allocation == self.inside.source:
-            return self.inside.transport(host)
+        part = self.inside.current
+        if part is not None and host.allocation == part.source:
+            return part.transport(host)
         return self.allocations.transport(host, access, asker)
 
     @property
@@ -81,8 +82,8 @@ class Session:
         return self._begun[fits[0]] if len(fits) == 1 else None
 
     def reach(
-        self, hosts: tuple[Host, ...], access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
-        spare: tuple[Host, ...] = (),
+        self, hosts: Hosts, access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
+        spare: Hosts = (),
     ) -> FirstLinks:  # fmt: skip
         """Start to connect to hosts, in the background; no host means this machine. `spec` describes the coming run.
 

@@ -38,6 +38,7 @@ No cell runs in the notebook. Read in this order:
     past.py         what ranks have done so far, for a kernel that attaches to them, pure
     holdings.py     what the ranks have, as text, pure
     control.py      passes requests and events between a cell and the session's loop
+    cell_runner.py  runs cells on the ranks of one session, one after the other
     ranks.py        `Ranks`: one session, for users and for the magics
     starting.py     starts the ranks of a session, or attaches to those that another kernel has left
 """

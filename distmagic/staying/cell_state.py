@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
 from distmagic.state.events import Event, Gone, StopRequested, Warned
@@ -23,7 +24,7 @@ PEERS_S = (
 Stage = Literal["", "ask", "asked", "stopping", "go there", "where they are", "end"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CellState:
     """The state of a cell: `run` is its state in the form of a run's, `ends` has the message with which each rank ended
     it.
@@ -103,16 +104,15 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
         own.append(replace(event, at_s=at_s, what=what))
     run = fold(state.run, own)
     if not run.is_over and ends.keys() == run.workers.keys():
-        run = fold(run, _last_events(run))
+        # In this state only, its nodes end: they run on for the next cell.
+        last = (protocol.EngineEnded(code=0), protocol.Final(reason="done"), Gone())
+        events = [
+            Event(node_rank=node, at_s=run.at_s, what=what)
+            for node in range(len(run.nodes))
+            for what in last
+        ]
+        run = fold(run, events)
     return replace(state, run=run, ends=ends, counts=counts)
-
-
-def _last_events(run: RunState) -> Iterable[Event]:
-    """Yield events that end the nodes in a cell's state, although the nodes run on for the next cell."""
-    last = (protocol.EngineEnded(code=0), protocol.Final(reason="done"), Gone())
-    for node in range(len(run.nodes)):
-        for what in last:
-            yield Event(node_rank=node, at_s=run.at_s, what=what)
 
 
 def peers_to_interrupt(state: CellState) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import types
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import PayloadError, PayloadTooLarge
@@ -18,10 +17,11 @@ from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped, texts_of
 from distmagic.payload.refused import refuse
 from distmagic.payload.sizes import size_text
+from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
-from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.values.source_form import SourceForm, names_in
 from distmagic.request.cell import CellPlan
 
 MOST_BYTES = 1 << 20  # size limit of one value
@@ -33,10 +33,11 @@ _PLAIN = (*_SHOWN, str, bytes)
 _SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-_ASSIGNS = ("STORE_NAME", "STORE_GLOBAL")
+_BY_GLOBAL = "STORE_GLOBAL"  # an assignment in a function with `global`
+_ASSIGNS = ("STORE_NAME", _BY_GLOBAL)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CellParcel:
     """A packed cell. `digests` has the names of the notebook that ranks have when it has begun; `notice` lists those
     that are sent.
@@ -67,14 +68,20 @@ def prepared(
     a cell on `some_ranks`, assigns that name.
     """
     theirs = set(theirs)
-    not_needed = {*some_ranks, *_assigned(_code(plan))}
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
+    assert isinstance(code, types.CodeType)
+    # The names that the cell assigns, also in its functions.
+    assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
+    not_needed = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
     own = {name: value for name, value in notebook.items() if name not in theirs}
     digests = {name: there[name] for name in there.keys() - theirs}
     sent: dict[str, object] = {}
     outdated: list[str] = []
     codes: list[types.CodeType] = []
     modules = set(local_modules.imports_of_text(plan.text))
-    needed = used(plan, own)
+    # The names that the cell uses, and those that its functions and classes use in turn.
+    needed = _reached(_names_read(code), own)
     for name in dict.fromkeys([*needed, *_reached(there, own)]):
         value = alone(own[name])
         try:
@@ -88,8 +95,8 @@ def prepared(
             continue
         digests[name] = digest
         modules |= seen.modules
-        for code in seen.codes:
-            modules.update(local_modules.imports_of_code(code))
+        for used_code in seen.codes:
+            modules.update(local_modules.imports_of_code(used_code))
         if there.get(name) != digest:
             sent[name] = value
             codes += seen.codes
@@ -108,7 +115,7 @@ def prepared(
         notices.append(
             f"Changed in the notebook, but too large to be sent again, or not picklable: {', '.join(outdated)}."
         )
-    for name in _deleted(plan):
+    for name in names_in(code, "DELETE_NAME", "DELETE_GLOBAL"):
         digests.pop(name, None)
     return CellParcel(
         parcel=dumped(cell, Seen(), None, form_for(pythons), in_one=True),
@@ -124,28 +131,6 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
     """
     others = {version[:2] for version in pythons} - {sys.version_info[:2]}
     return SourceForm(min(others)) if others else None
-
-
-def used(plan: CellPlan, notebook: Mapping[str, object]) -> list[str]:
-    """Return the names of the notebook that a cell uses, including those that its functions and classes use in turn."""
-    return _reached(_names_read(_code(plan)), notebook)
-
-
-def _code(plan: CellPlan) -> types.CodeType:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
-    assert isinstance(code, types.CodeType)
-    return code
-
-
-def _assigned(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names that a cell assigns, also in its functions."""
-    for step in dis.get_instructions(code):
-        if step.opname in _ASSIGNS:
-            yield step.argval
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _made_global(one)
 
 
 def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
@@ -175,7 +160,7 @@ def _names_in(value: object) -> Iterator[str]:
 def _names_read(code: types.CodeType) -> Iterator[str]:
     """Yield the global names that code and the functions in it read before the code has assigned them."""
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    made = {name for one in inner for name in _made_global(one)}
+    made = {name for one in inner for name in names_in(one, _BY_GLOBAL)}
     for step in dis.get_instructions(code):
         if step.opname in _ASSIGNS:
             made.add(step.argval)
@@ -184,22 +169,6 @@ def _names_read(code: types.CodeType) -> Iterator[str]:
     is_cell = code.co_name == "<module>"  # the names of a class are its own
     for one in inner:
         yield from (name for name in _names_read(one) if not (is_cell and name in made))
-
-
-def _made_global(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that functions in code assign by `global`."""
-    for step in dis.get_instructions(code):
-        if step.opname == "STORE_GLOBAL":
-            yield step.argval
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _made_global(one)
-
-
-def _deleted(plan: CellPlan) -> Iterator[str]:
-    for node in ast.walk(ast.parse(plan.text)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
-            yield node.id
 
 
 def alone(value: object) -> object:

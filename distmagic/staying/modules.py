@@ -40,13 +40,9 @@ def stale(
     known = set[str]()
     while found != known:
         known = set(found)
-        found |= {module.name for module in modules if _imported(module) & known}
+        for module in modules:
+            for text in module.files.values():
+                for name in local_modules.imports_of_text(text):
+                    if name.partition(".")[0] in known:
+                        found.add(module.name)
     return tuple(module for module in modules if module.name in found)
-
-
-def _imported(module: ModuleText) -> set[str]:
-    return {
-        name.partition(".")[0]
-        for data in module.files.values()
-        for name in local_modules.imports_of_text(data)
-    }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Event
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Past:
     """The cells so far. `last` is the number of the newest one, and `running` has the start of the cell of each rank
     that runs one.

@@ -5,37 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from distmagic.connection.connections import Connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, RunError
 from distmagic.request.access import Access
-from distmagic.request.hosts import Host, Source
-from distmagic.request.systems import Wanted, named
+from distmagic.request.hosts import Host, Hosts, Source
+from distmagic.request.systems import Wanted, part
 from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
-Connect = Callable[[Host, Access, Asker], Transport]
 Asked = Any  # returned by the system's own `asked`
 
 
 class Held(Protocol):
     """Hosts from a system: an allocation, a cluster. `hosts` is () until they are known.
 
-    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that wait for it.
+    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that wait for it, and
+    `awaited` is the number of hosts it will have, as far as known.
     """
 
     title: str
     source: Source
-    hosts: tuple[Host, ...]
+    hosts: Hosts
     error: DistmagicError | None
     awaited_by: set[NotebookAsker]
+    awaited: int
 
     @property
     def is_alive(self) -> bool:
         """Whether it is usable, as far as known."""
-
-    @property
-    def awaited(self) -> int:
-        """The number of hosts it will have, as far as known."""
 
     def fits(self, request: Asked) -> bool:
         """Whether it satisfies a cell's request, which may be for another system."""
@@ -43,9 +41,7 @@ class Held(Protocol):
     def check(self, asker: Asker) -> bool:
         """Return whether the next run can use it."""
 
-    def wait(
-        self, asker: NotebookAsker, tell: Callable[[str], object]
-    ) -> tuple[Host, ...]:
+    def wait(self, asker: NotebookAsker, tell: Callable[[str], object]) -> Hosts:
         """Wait for the hosts and return them; `tell` gets the reason for the wait.
 
         Raises the reason if there are none.
@@ -65,7 +61,10 @@ class Held(Protocol):
 
 
 class Pool(Protocol):
-    """The hosts of one kernel from a system. Its constructor gets a function that connects by SSH."""
+    """The hosts of one kernel from a system. Its constructor gets a function that connects by SSH.
+
+    A system with `takes_down` in its row has more: `names` and `take_down`, as `SkyPool`.
+    """
 
     def get(
         self, request: Asked, access: Access, asker: Asker, owner: str, *, is_elastic: bool
@@ -79,17 +78,6 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """Close all connections: everything has been released."""
-
-
-class TakesDown(Pool, Protocol):
-    """The pool of a system with `takes_down` in its row: its hosts may outlast this kernel."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the places that this kernel uses."""
-
-    def take_down(self, name: str, asker: NotebookAsker) -> str:
-        """End one of them, or another one, and return the system's message. Raises `UsageError`, `Unreachable`."""
 
 
 class GivesHosts(Protocol):
@@ -108,7 +96,5 @@ class GivesHosts(Protocol):
 
 def hosts_of(name: str) -> GivesHosts:
     """Return the module `hosts.py` of the named system."""
-    system = named(name)
-    assert system is not None  # it has made the request
-    module: GivesHosts = system.part("hosts")
+    module: GivesHosts = part(name, "hosts")
     return module

@@ -21,13 +21,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+Argv = tuple[str, ...]  # a program with its arguments, or a part of them
+
 
 class Process(Protocol):
-    """A process on a host. Methods block; `close` from another thread makes a blocked one return."""
+    """A process on a host. Methods block; `close` from another thread makes a blocked one return.
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
+    `is_closed`: whether `close` was called.
+    """
+
+    is_closed: bool
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
@@ -59,7 +62,7 @@ class Transport(Protocol):
 
     warnings: tuple[str, ...]
 
-    def start(self, argv: tuple[str, ...]) -> Process:
+    def start(self, argv: Argv) -> Process:
         """Start `argv` on the host, connected by its stdin, stdout and stderr. Raises a `HostError` or
         `ConnectionLost`.
         """

@@ -5,13 +5,13 @@ One direction needs one thread at each end: Python's TLS sockets may not be read
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import ssl
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 LONGEST = 1 << 20  # bytes of a message, or of a piece of a stream
@@ -27,6 +27,9 @@ _TCP_OPTIONS = (
     ("TCP_KEEPINTVL", 2),
     ("TCP_KEEPCNT", 3),
 )
+
+
+ChannelMessage = dict[str, Any]
 
 
 class Channel:
@@ -51,7 +54,7 @@ class Channel:
             raise ValueError(f"a message of {len(data)} bytes is too long")
         self.send(_MESSAGE, data)
 
-    def hear(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+    def hear(self, timeout_s: float | None = None) -> ChannelMessage | None:
         """Return the next message; None at the end of the connection.
 
         Raises OSError, and ValueError for an invalid one.
@@ -59,7 +62,7 @@ class Channel:
         kind, data = self.receive(timeout_s)
         if kind != _MESSAGE:
             return None
-        found: dict[str, Any] = json.loads(data)
+        found: ChannelMessage = json.loads(data)
         return found
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
@@ -87,7 +90,7 @@ class Channel:
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
-        with contextlib.suppress(ssl.SSLEOFError):
+        with suppress(ssl.SSLEOFError):
             while len(data) < size and (more := self._tls.recv(size - len(data))):
                 data += more
         return bytes(data)
@@ -98,7 +101,7 @@ class Channel:
             if self._is_closed:
                 return
             self._is_closed = True
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RDWR)
             self._raw.close()
         with self._using:

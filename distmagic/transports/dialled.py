@@ -7,20 +7,20 @@ stdout   the node sends:    "o" with bytes, "e": end of file; then "s" with the 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
-from distmagic.transports import Process
+from distmagic.transports import Argv, Process
 from distmagic.transports.channel import Channel
 from distmagic.transports.piped import OpenProcesses, Tail
 
 INPUT, OUTPUT, END, STDERR, EXIT = b"i", b"o", b"e", b"s", b"x"
 _KEPT_BYTES = 1 << 20  # limit of unread stdout; the node waits then
 
-Begin = Callable[[tuple[str, ...]], tuple[Channel, Channel]]
+Begin = Callable[[Argv], tuple[Channel, Channel]]
 
 
 class DialledProcess:
@@ -103,7 +103,7 @@ class DialledProcess:
 
     def close_stdin(self) -> None:
         """Close the process's stdin, after the bytes that are being written."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             self._stdin.send(END)
 
     def close(self) -> None:
@@ -115,24 +115,18 @@ class DialledProcess:
         self._stdout.close()
 
 
-class DialledTransport:
+class DialledTransport(OpenProcesses):
     """Starts processes on a node that has connected to this one; `begin` requests the connections of a process."""
 
-    warnings: tuple[str, ...] = ()
-
     def __init__(self, name: str, begin: Begin) -> None:
+        super().__init__()
         self._name, self._begin = name, begin
-        self._processes = OpenProcesses()
 
-    def start(self, argv: tuple[str, ...]) -> DialledProcess:
+    def start(self, argv: Argv) -> DialledProcess:
         """Start `argv` on the node. Raises `Unreachable` if it doesn't answer."""
         process = DialledProcess(self._name, *self._begin(argv))
-        self._processes.add(process)
+        self._add(process)
         return process
-
-    def close(self) -> None:
-        """Close the connections of all processes. The node stays connected."""
-        self._processes.close()
 
 
 def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
@@ -156,7 +150,7 @@ def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
 
 def _feed(process: Process, stdin: Channel) -> None:
     """Forward data to the process's stdin, up to the end of file."""
-    with contextlib.suppress(OSError, ConnectionLost):
+    with suppress(OSError, ConnectionLost):
         while True:
             kind, data = stdin.receive()
             if kind != INPUT:

@@ -8,6 +8,7 @@ import threading
 
 from distmagic.errors import Unreachable
 from distmagic.request.hosts import LOCALHOST
+from distmagic.transports import Argv
 from distmagic.transports.piped import OpenProcesses, PipedProcess
 
 # Held while a program of this machine (the system's ssh, a ProxyCommand) connects to a host. All of them may use the
@@ -15,15 +16,10 @@ from distmagic.transports.piped import OpenProcesses, PipedProcess
 connecting_program = threading.BoundedSemaphore(16)
 
 
-class LocalTransport:
+class LocalTransport(OpenProcesses):
     """Starts processes of this machine, each in its own session, in the notebook's working directory."""
 
-    warnings: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self._processes = OpenProcesses()
-
-    def start(self, argv: tuple[str, ...]) -> PipedProcess:
+    def start(self, argv: Argv) -> PipedProcess:
         """Start `argv`. A missing program gives exit code 127 and a message on stderr, as on any host."""
         words = (os.path.expanduser(argv[0]), *argv[1:])
         try:
@@ -34,20 +30,11 @@ class LocalTransport:
             raise Unreachable(
                 LOCALHOST.name, f"no process can be started: {error.strerror}."
             ) from error
-        self._processes.add(process)
+        self._add(process)
         return process
 
-    def close(self) -> None:
-        """Close all pipes."""
-        self._processes.close()
 
-
-def connect() -> LocalTransport:
-    """Return a transport to this machine; never fails."""
-    return LocalTransport()
-
-
-def spawn(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def spawn(argv: Argv) -> subprocess.Popen[bytes]:
     """Start `argv` in its own session with three pipes. Raises OSError."""
     pipe = subprocess.PIPE
     return subprocess.Popen(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import subprocess
 import threading
+from contextlib import suppress
 from typing import IO
 
 from distmagic.errors import ConnectionLost
@@ -20,15 +20,14 @@ _PIECE_BYTES = 65536
 class Tail:
     """The last bytes of a stream; safe to append to and read from different threads."""
 
-    def __init__(self, size_bytes: int = STDERR_KEPT_BYTES) -> None:
-        self._size = size_bytes
+    def __init__(self) -> None:
         self._data = b""
         self._lock = threading.Lock()
 
     def append(self, data: bytes) -> None:
         """Add `data`, dropping the oldest."""
         with self._lock:
-            self._data = (self._data + data)[-self._size :]
+            self._data = (self._data + data)[-STDERR_KEPT_BYTES:]
 
     def text(self) -> str:
         """Return the kept text."""
@@ -77,7 +76,7 @@ class PipedProcess:
             try:
                 while view:
                     self._wait_for(self._stdin.fileno(), select.POLLOUT)
-                    with contextlib.suppress(BlockingIOError):
+                    with suppress(BlockingIOError):
                         view = view[
                             os.write(self._stdin.fileno(), view[:_PIECE_BYTES]) :
                         ]
@@ -136,25 +135,27 @@ class PipedProcess:
 
     @staticmethod
     def _close_file(file: IO[bytes]) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             file.close()
 
 
 class OpenProcesses:
-    """The processes of one connection, each until it is closed. Safe to use from threads."""
+    """The part of a transport that closes its processes. Safe to use from threads."""
+
+    warnings: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._open: list[Process] = []
         self._lock = threading.Lock()
 
-    def add(self, process: Process) -> None:
+    def _add(self, process: Process) -> None:
         """Add a process, and forget those that were closed meanwhile."""
         with self._lock:
             self._open = [one for one in self._open if not one.is_closed]
             self._open.append(process)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close the pipes of all processes; what the transport is made of stays open."""
         with self._lock:
             found, self._open = self._open, []
         for process in found:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 
+from distmagic.transports import Argv
+
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:,@+-]*\Z|-[A-Za-z0-9-]*\Z")
 _OUTSIDE = re.compile(r"([\\'!])")
 
 
-def command_line(argv: tuple[str, ...]) -> str:
+def command_line(argv: Argv) -> str:
     """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program means the host's
     home.
 
@@ -21,12 +23,9 @@ def command_line(argv: tuple[str, ...]) -> str:
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program")
-    program, *arguments = argv
-    if program.startswith("~/"):
-        words = ["~/" + quote(program[2:])]  # quoted, ~ would not be the home
-    else:
-        words = [quote(program)]
-    words += [quote(word) for word in arguments]
+    words = [quote(word) for word in argv]
+    if argv[0].startswith("~/"):
+        words[0] = "~/" + quote(argv[0][2:])  # quoted, ~ would not be the home
     return "exec " + " ".join(words)
 
 

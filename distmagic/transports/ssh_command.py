@@ -8,19 +8,19 @@ paramiko.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.errors import ConnectionLost, UsageError
 from distmagic.planning import preflight
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import quoting, ssh_words
+from distmagic.transports import Argv, quoting, ssh_words
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program, spawn
 from distmagic.transports.piped import OpenProcesses, PipedProcess
@@ -59,26 +59,23 @@ class SessionProcess(PipedProcess):
         return None if code == _CLIENT_FAILED else code
 
 
-class CommandTransport:
-    """One master connection, and the directory of its socket."""
-
-    # The client reports an error in its configuration.
-    warnings: tuple[str, ...] = ()
+class CommandTransport(OpenProcesses):
+    """One master connection, and the directory of its socket. The client reports an error in its configuration."""
 
     def __init__(
         self,
         name: str,
-        client: tuple[str, ...],
-        destination: tuple[str, ...],
+        client: Argv,
+        destination: Argv,
         directory: Path,
     ) -> None:
+        super().__init__()
         self.name = name
         self._client = client
         self._destination = destination
         self._directory = directory
         self._socket = directory / "s"
         self._master: PipedProcess | None = None
-        self._processes = OpenProcesses()
 
     def open(self, seconds: float, by_hand: str) -> str:
         """Start the master; return "" once it is connected, else the client's error. Raises OSError.
@@ -103,7 +100,7 @@ class CommandTransport:
         output = b""
         try:
             # A shell that start-up files run instead of `cat` exits on this line.
-            with contextlib.suppress(ConnectionLost):
+            with suppress(ConnectionLost):
                 master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
             while _READY.encode() not in output and (data := master.read()):
@@ -113,21 +110,18 @@ class CommandTransport:
         if _READY.encode() in output:
             return ""
         code = master.wait(_END_TIMEOUT_S)
+        # A wrapper around ssh has its own exit codes, and has printed the failure.
+        is_wrapped = Path(self._client[0]).name != "ssh" and master.stderr()
         what = f"ended (exit code {code}) before it came to its command"
         if late == [True]:
             what = "did not come to its command in time"
         elif late:
             return "Connection timed out"
-        elif code in (None, _CLIENT_FAILED) or code < 0 or self._is_wrapped():
+        elif code in (None, _CLIENT_FAILED) or code < 0 or is_wrapped:
             return master.stderr() or "it ended without an error message"
         raise preflight.shell_in_the_way(self.name, what, by_hand)
 
-    def _is_wrapped(self) -> bool:
-        """Whether a wrapper around ssh, with its own exit codes, has printed the failure."""
-        assert self._master is not None
-        return Path(self._client[0]).name != "ssh" and bool(self._master.stderr())
-
-    def start(self, argv: tuple[str, ...]) -> SessionProcess:
+    def start(self, argv: Argv) -> SessionProcess:
         """Start `argv` on the host through the log-in shell. Raises `ConnectionLost`."""
         has_master = self._master is not None and self._master.wait(0) is None
         if not has_master or not self._socket.exists():
@@ -144,12 +138,12 @@ class CommandTransport:
                 f"{self.name}: the ssh client can't be started: {error.strerror}."
             ) from error
         process = SessionProcess(child, self.name)
-        self._processes.add(process)
+        self._add(process)
         return process
 
     def close(self) -> None:
         """End the master, its sessions and its directory."""
-        self._processes.close()
+        super().close()
         master, self._master = self._master, None
         if master is not None:
             master.close()  # its `cat` ends, and then the connection, once no session is left
@@ -157,7 +151,7 @@ class CommandTransport:
             for end in (signal.SIGTERM, signal.SIGKILL):
                 if master.wait(_MASTER_END_S) is not None:
                     break
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.kill(master.pid, end)
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -197,7 +191,7 @@ def connect(
     return transport
 
 
-def _client(access: Access) -> tuple[str, ...]:
+def _client(access: Access) -> Argv:
     try:
         words = shlex.split(access.ssh_command or "ssh")
     except ValueError as error:
@@ -217,14 +211,14 @@ def _client(access: Access) -> tuple[str, ...]:
     return (*client, "-T", *_options(*_OPTIONS))
 
 
-def _options(*options: str) -> tuple[str, ...]:
+def _options(*options: str) -> Argv:
     words = []
     for option in options:
         words += ["-o", option]
     return tuple(words)
 
 
-def _destination(host: Host) -> tuple[str, ...]:
+def _destination(host: Host) -> Argv:
     user = () if host.user is None else ("-l", host.user)
     port = () if host.port is None else ("-p", str(host.port))
     return (*user, *port, "--", host.name)

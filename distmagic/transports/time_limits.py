@@ -72,15 +72,12 @@ class _Watcher:
         for limit, due_s in self.due_s.copy().items():
             if due_s <= now_s and self.due_s.pop(limit, None) is not None:
                 limit.is_over = True
-                self._begin_act(limit)
-
-    def _begin_act(self, limit: TimeLimit) -> None:
-        """Call `act` on another thread; if none can start, on this one, on which all other limits depend."""
-        try:
-            threads.begin("limit", limit.act)
-        except (RuntimeError, MemoryError):
-            with suppress(Exception):
-                limit.act()
+                try:
+                    threads.begin("limit", limit.act)
+                except (RuntimeError, MemoryError):
+                    # No thread can start. All other limits depend on this one.
+                    with suppress(Exception):
+                        limit.act()
 
 
 _watcher = _Watcher()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TypeVar
 
@@ -53,6 +54,10 @@ class Node:
         )
         self.agent = Agent(start, self.listener, lambda: self.now)
         self.agent.begin()
+
+    def change_start(self, **changes: object) -> None:
+        start = replace(self.agent.start, **changes)
+        self.agent.start = self.agent.ending.start = start
 
     def _start_engine(self, *_: object) -> tuple[int, int, int]:
         self.limit_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -33,7 +33,7 @@ class LocalKeeper:
             "needs_others": needs_others,
         }  # fmt: skip
         self._log = log
-        self._local = local.connect()
+        self._local = local.LocalTransport()
 
     def __enter__(self) -> LocalKeeper:  # noqa: PYI034 - typing.Self is of Python 3.11
         node = {"SLURM_JOB_ID": self.job, "SLURMD_NODENAME": self._node}

@@ -35,11 +35,10 @@ import sys, types
 bundle, payload_call, payload_code, folder = sys.argv[1:]
 if __name__ == "__main__":
     sys.path[:0] = [bundle]
-    from distmagic.remote.rank import import_paths
-    sys.path[1:1] = import_paths.of_code(payload_code)
+    from distmagic.remote.rank import sources
+    sys.path[1:1] = sources.read(payload_code).get("roots", ())
     sys.path.append(bundle + "/fallback")
     from pathlib import Path
-    from distmagic.remote.rank import sources
     from distmagic.remote.values import call
     sources.load(Path(payload_code))
     sys.modules["__main__"] = main = types.ModuleType("__main__")

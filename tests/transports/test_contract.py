@@ -33,7 +33,7 @@ def transport(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Transport]:
     if request.param == "local":
-        made: Transport = local.connect()
+        made: Transport = local.LocalTransport()
     elif request.param == "usher":
         node = request.getfixturevalue("keeper")
         made = SrunTransport(

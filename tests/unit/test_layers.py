@@ -85,7 +85,7 @@ FOREIGN = {
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
     "torch": "exports.on_nodes.run_node remote.checkup.collective remote.rank.checkpoint remote.engine.engine remote.engine.meeting remote.values.storages",
-    "typing_extensions": "api",
+    "typing_extensions": "api remote.frozen",
     "traitlets": "request.config screens.widget",
 }
 # Names that a library keeps to itself: the file that has it, our modules that use it, and what a version without it changes.
@@ -144,7 +144,7 @@ _world | torch/distributed/distributed_c10d.py | remote.rank.calls remote.traini
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
 """
 # What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.
-NOT_PRIVATE = re.compile("_exit|_fields|_field_defaults|_replace|_distmagic_.*|_fn|_s")
+NOT_PRIVATE = re.compile("_exit|_fields|_field_defaults|_replace|_fn|_s")
 # `%load_ext distmagic` imports none of them.
 SLOW = {"torch", "paramiko", "asyncssh", "anywidget", "cloudpickle"}
 

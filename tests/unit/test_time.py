@@ -31,7 +31,7 @@ REASONS = {
     ("systems/osmo/workflow.py", "time.time"): _SHOWN,
     ("screens/notebook.py", "time.time"): _SHOWN,
     ("session/ending.py", "time.time"): _SHOWN,
-    ("staying/ranks.py", "time.time"): _SHOWN,
+    ("staying/cell_runner.py", "time.time"): _SHOWN,
     ("names.py", "time.strftime"): _NAME,
     ("systems/osmo/run.py", "time.strftime"): _NAME,
     (
@@ -121,7 +121,7 @@ STEADY = {
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
     "notebook/doctor_command.py": _TOOK,
     "session/doctor.py": _TOOK,
-    "staying/ranks.py": _PACE,
+    "staying/cell_runner.py": _PACE,
     "staying/starting.py": "how long no cell ran: in a sleep of this machine the lease ends the ranks",
     "remote/rank/report.py": f"{_PACE}; when a rank reported, since it began",
     "remote/rank/outbox.py": _WAIT,

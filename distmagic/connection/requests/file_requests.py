@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from distmagic.connection.link import WALK_S, Link
@@ -31,8 +31,10 @@ def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...
     with link.bounded(WALK_S):
         link.send(protocol.ListFiles(folder=folder, pattern=pattern))
         while some := link.answer(protocol.FoundFiles).files:
-            for file in some[: MOST_FILES - len(found)]:
-                found.append(replace(file, path=file_names.unquoted(file.path)))
+            found += [
+                replace(file, path=file_names.unquoted(file.path))
+                for file in some[: MOST_FILES - len(found)]
+            ]
     for file in found:
         if not is_inside(file.path) or not is_wanted(file.path, pattern):
             raise ProtocolError(
@@ -93,12 +95,12 @@ def write_file(
     link.answer(protocol.FileEnds)
 
 
+@dataclass
 class Reopening:
     """A link that is opened on demand, and again if the connection breaks. A `with` block closes it at its end."""
 
-    def __init__(self, open_link: Callable[[], Link]) -> None:
-        self._open_link = open_link
-        self._link: Link | None = None
+    _open_link: Callable[[], Link]
+    _link: Link | None = None
 
     def link(self) -> Link:
         """Return the link. Raises what opening one raises."""

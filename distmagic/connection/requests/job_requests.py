@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 from distmagic.connection.lease_keeper import send_quietly
@@ -96,7 +95,7 @@ def read(
 def has_logs(link: Link, job: str, node_rank: int, rank: int) -> bool:
     """Whether a rank has run on this node. None of its output is sent."""
     for stream in _STREAMS:
-        with contextlib.suppress(PreflightError):
+        with suppress(PreflightError):
             read(link, job, node_rank, journal.log_name(rank, stream), 0)
             return True
     return False
@@ -196,12 +195,12 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
 
     Raises as `add_node`.
     """
-    try:
-        start = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart).start
-    except _Refused as refused:
+    answer = _ask_lead(link, job, protocol.GetStart(), protocol.LeadStart)
+    if isinstance(answer, protocol.Refused):
         raise UsageError(
-            f"{link.host.name} has no record of how job {job} was started: {refused}."
-        ) from None
+            f"{link.host.name} has no record of how job {job} was started: {answer.error}."
+        )
+    start = answer.start
     if start.join_template is None or start.membership is None or start.job != job:
         raise UsageError(
             f"Job {job} is not elastic.",
@@ -220,26 +219,22 @@ def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...
 
     Raises `UsageError` if the job does not accept it, `ConnectionLost` and `Unreachable` if no answer comes.
     """
-    try:
-        request = protocol.AddNode(host=host, request_id=request_id)
-        return _ask_lead(link, job, request, protocol.NodeAdded, request_id).hosts
-    except _Refused as refused:
-        raise UsageError(f"{host} can't join job {job}: {refused}.") from None
-
-
-class _Refused(Exception):
-    """The lead's refusal."""
+    request = protocol.AddNode(host=host, request_id=request_id)
+    answer = _ask_lead(link, job, request, protocol.NodeAdded, request_id)
+    if isinstance(answer, protocol.Refused):
+        raise UsageError(f"{host} can't join job {job}: {answer.error}.")
+    return answer.hosts
 
 
 def _ask_lead(
     link: Link, job: str, request: protocol.Message, kind: type[A], request_id: str = ""
-) -> A:
+) -> A | protocol.Refused:
     link.attach(protocol.FollowJob(job=job, node_rank=0, live=True))
     link.send(request)
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.Refused):
-                raise _Refused(message.error)
+                return message
             if isinstance(message, protocol.AgentGone):
                 raise UsageError(f"Job {job} has ended.")
             if (
@@ -268,7 +263,6 @@ def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanati
         host = job.hosts[node]
         if found is None:
             unanswered.append(host)
-            continue
-        for one in found:
-            answers.append((host, one))
+        else:
+            answers += [(host, one) for one in found]
     return explain(answers, (*unanswered, *job.missing))

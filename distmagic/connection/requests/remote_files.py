@@ -6,7 +6,6 @@ folder, through a symbolic link, or more than fits on the disk.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -14,6 +13,8 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -41,22 +42,17 @@ _NAME_BYTES = 255  # the longest name of a file on Linux
 _AGAIN = 3  # attempts for a file that a rank writes during the transfer
 
 
+@dataclass(frozen=True)
 class RemoteFolder:
-    """A folder on a host; `open_link` opens a conversation with that host.
+    """A folder on a host, and what opens a conversation with that host.
 
     A fetch does not replace files of this machine that were edited since `began_up_s` (see `is_edited`); without it,
     those that were edited since this process sent or fetched them.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        open_link: Callable[[], Link],
-        began_up_s: float = math.inf,
-    ) -> None:
-        self._folder = folder
-        self._open_link = open_link
-        self._began_up_s = began_up_s
+    _folder: Folder
+    _open_link: Callable[[], Link]
+    began_up_s: float = math.inf
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
         """Return the files that match a pattern, ordered by path. Raises the errors of `find_files`."""
@@ -116,7 +112,7 @@ class RemoteFolder:
         line = ProgressLine(file.path, file.size_bytes)
         half = to / f".distmagic-{name}.part"
         mode = file.mode
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             # Of an earlier copy, which is replaced: as scp does.
             mode = target.stat().st_mode
         with resumed_write(half, (0o600 | mode) & 0o777) as (out, part):
@@ -130,7 +126,7 @@ class RemoteFolder:
                 return None
             on_disk(out)
             # A host may send any time.
-            with contextlib.suppress(OSError, ValueError, OverflowError):
+            with suppress(OSError, ValueError, OverflowError):
                 os.utime(part, (file.changed_s, file.changed_s))
             # Only now: somebody may edit a file while its copy is on the way.
             place = self._place(target)
@@ -140,7 +136,7 @@ class RemoteFolder:
 
     def _place(self, target: Path) -> Path:
         """Return the path for a fetched file: beside `target`, with a line for people, if that was edited here."""
-        if not seen_files.is_edited(target, self._began_up_s):
+        if not seen_files.is_edited(target, self.began_up_s):
             return target
         beside = target.with_name(_beside(target.name))
         text = f"{target} was edited on this machine, and stays; the host's is {beside.name}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 def main(folder: Path) -> None:
     """Run the call in `folder`, and exit like any script."""
-    from distmagic.remote.rank import sources, worker
+    from distmagic.remote.rank import ending, sources
     from distmagic.remote.training import groups
     from distmagic.remote.values import call, parcel
 
@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     fresh.__file__ = __file__
     sys.modules["__main__"] = fresh
     groups.install()
-    atexit.register(worker.clear_main, fresh)
+    atexit.register(ending.clear_main, fresh)
     try:
         what = call.load(folder / "call", fresh)
         assert isinstance(what, call.Call | call.Whole)
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
         sys.exit(str(error))
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         below = error.__traceback__.tb_next if error.__traceback__ else None
-        sys.exit(worker.shown_traceback(error.with_traceback(below), labels))
+        sys.exit(ending.shown_traceback(error.with_traceback(below), labels))
 
 
 if __name__ in ("__main__", "__mp_main__"):

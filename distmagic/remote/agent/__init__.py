@@ -6,9 +6,9 @@ One thread runs one loop over a selector; a second thread only measures the hard
 and no blocking call, and runs no code of the user. Read in this order:
 
     main.py          the process: its signals, its beginning and its end
-    agent.py         `Agent`: the loop, and every decision to stop
-    lease.py         how long a job runs on without a notebook; pure
-    restart_wait.py  how long torchrun waits in vain before a restart of ranks; pure
+    agent.py         `Agent`: the loop, torchrun's start and end, and the requests of notebooks
+    ending.py        `NodeEnd`: every decision to stop, and the steps until no process is left
+    patience.py      how long a job runs on without a notebook, a cell or a restart of its ranks; pure
     rank_table.py    all ranks of the node: accepts them, journals their progress, notices their ends
     rank_process.py  one rank: its socket, its progress, its exit
     rank_stream.py   one pipe of a rank: log and output events

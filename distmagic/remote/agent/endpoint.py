@@ -10,6 +10,7 @@ import os
 import socket
 from typing import Any
 
+from distmagic.remote.system.facts import family_of
 from distmagic.remote.wire import protocol
 
 _PAUSE_S = 0.25  # between two attempts
@@ -60,7 +61,7 @@ class Dialer:
             if self._socket is None:
                 self._tried = now
                 address, port = self._peer
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                family = family_of(address)
                 # Once: a slow name service would hold up the agent's loop at each turn.
                 if self._where is None:
                     self._where = socket.getaddrinfo(address, port, family)[0][4]

@@ -44,7 +44,7 @@ def serve(
     processes.become_subreaper()
     processes.mark_by_limit(start.job)
     agent = Agent(start, listener, time.monotonic, devices)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "got_sigterm", True))
+    signal.signal(signal.SIGTERM, lambda *_: setattr(agent.ending, "got_sigterm", True))
     # A handler is needed so that the signal writes to the wakeup descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # Python writes to this pipe at each signal, which wakes the loop.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +141,7 @@ class RankProcess:
             return
         first, _, _ = line.text.partition("\n")
         # The rank has closed its stdin, or has filled the pipe itself.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(self._stdin[0], first.encode()[: _LINE_BYTES - 1] + b"\n")
 
     @property
@@ -162,7 +161,7 @@ class RankProcess:
 
         A rank that takes nothing any more is about to end.
         """
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while self._unsent:
                 self.conn.send(self._unsent[0])
                 del self._unsent[0]
@@ -171,7 +170,7 @@ class RankProcess:
         """Close its standard input, and its requests: no more input and no more cells follow."""
         while self._stdin:
             os.close(self._stdin.pop())
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.conn.shutdown(socket.SHUT_WR)
 
     def _merge(self, message: protocol.Progress) -> None:
@@ -225,16 +224,6 @@ class RankProcess:
             outcome=outcome,
             code=code,
             meaning=exit_codes.meaning_of(code, out_of_memory=out_of_memory),
-        )
-
-    def end_as_replaced(self) -> protocol.Ended:
-        """Return the end of a rank that torchrun has replaced by a new one, because the nodes met again."""
-        hello = self.hello
-        return protocol.Ended(
-            rank=hello.rank,
-            restart=hello.restart,
-            outcome="replaced",
-            code=-signal.SIGTERM,
         )
 
     @property

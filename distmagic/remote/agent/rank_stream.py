@@ -153,15 +153,8 @@ class _Text:
                 skipped_bytes=size - sent,
                 size_bytes=sent,
             )
-        return self._unlogged_event() if self._unlogged else None
-
-    def _spend(self, size: int) -> int:
-        """Return how many of `size` bytes may be sent, and subtract them from the budget."""
-        sent = min(size, max(_LEAST_BYTES, int(self._budget)))
-        self._budget -= sent
-        return sent
-
-    def _unlogged_event(self) -> protocol.Output:
+        if not self._unlogged:
+            return None
         sent = self._spend(len(self._unlogged))
         skipped = self._unlogged_bytes - sent
         text = decode(bytes(self._unlogged[-sent:]), torn=skipped > 0)
@@ -174,6 +167,12 @@ class _Text:
             text=text,
             skipped_bytes=skipped,
         )
+
+    def _spend(self, size: int) -> int:
+        """Return how many of `size` bytes may be sent, and subtract them from the budget."""
+        sent = min(size, max(_LEAST_BYTES, int(self._budget)))
+        self._budget -= sent
+        return sent
 
     def close(self) -> None:
         """Close the log."""

@@ -6,7 +6,6 @@ methods when a descriptor is readable.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -14,13 +13,15 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess, first_packet
 from distmagic.remote.agent.rank_stream import RankStream
 from distmagic.remote.records.journal import Journal
-from distmagic.remote.system import memory, processes, socket_peer
+from distmagic.remote.system import processes, socket_peer
+from distmagic.remote.system.memory import Watch
 from distmagic.remote.wire import protocol
 
 _PROGRESS_S = 0.1
@@ -50,36 +51,32 @@ def _too_many_files(number: int) -> RuntimeError:
     )
 
 
+@dataclass(eq=False)
 class RankTable:
     """The ranks that have connected, including restarted ones, each until its process and its pipes are gone."""
 
-    def __init__(
-        self,
-        folder: Path,
-        journal: Journal,
-        selector: selectors.BaseSelector,
-        clock: Callable[[], float],
-    ) -> None:
-        self.folder = folder
-        self.journal = journal
-        self.selector = selector
-        self.clock = clock
-        self._listener: socket.socket | None = None
-        self.ranks: list[RankProcess] = []
-        # The exit code of the latest process of each local rank; None while unknown.
-        self.codes: dict[int, int | None] = {}
-        self._started = (0, 0)  # round and restart count of the latest rank
-        self._local_world_size = 0  # as the latest rank reported it
-        self.streams: list[RankStream] = []
-        self.last_cell = 0  # its number; the cell may be for ranks of other nodes
-        # torchrun's report of ranks that failed.
-        self.engine_exits: tuple[protocol.Exit, ...] = ()
-        self.memory = memory.Watch()
-        self.failed_at: float | None = None  # when the first rank failed
-        # The same for the ranks of the latest start, until torchrun restarts them.
-        self.waits_since: float | None = None
-        self.progress_at = 0.0
-        self.noticed_lingering = self.noticed_full = self.noticed_room = False
+    folder: Path
+    journal: Journal
+    selector: selectors.BaseSelector
+    clock: Callable[[], float]
+    _listener: socket.socket | None = None
+    ranks: list[RankProcess] = field(default_factory=list)
+    # The exit code of the latest process of each local rank; None while unknown.
+    codes: dict[int, int | None] = field(default_factory=dict)
+    _started: tuple[int, int] = (0, 0)  # round and restart count of the latest rank
+    _local_world_size: int = 0  # as the latest rank reported it
+    streams: list[RankStream] = field(default_factory=list)
+    last_cell: int = 0  # its number; the cell may be for ranks of other nodes
+    # torchrun's report of ranks that failed.
+    engine_exits: tuple[protocol.Exit, ...] = ()
+    memory: Watch = field(default_factory=Watch)
+    failed_at: float | None = None  # when the first rank failed
+    # The same for the ranks of the latest start, until torchrun restarts them.
+    waits_since: float | None = None
+    progress_at: float = 0.0
+    noticed_lingering: bool = False
+    noticed_full: bool = False
+    noticed_room: bool = False
 
     # ---- connections
 
@@ -144,9 +141,16 @@ class RankTable:
             one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank
         ]:
             self._notice_end(older)
-            # torchrun has ended and reaped it in order to start this one: its exit code is unknown.
+            # torchrun has ended and reaped it in order to start this one, because the nodes met again: its exit code is
+            # unknown.
             if not older.is_over:
-                self._end_rank(older, older.end_as_replaced())
+                replaced = protocol.Ended(
+                    rank=older.hello.rank,
+                    restart=older.hello.restart,
+                    outcome="replaced",
+                    code=-signal.SIGTERM,
+                )
+                self._end_rank(older, replaced)
         self.ranks.append(rank)
         started = (rank.hello.round, rank.hello.restart)
         if started != self._started:
@@ -274,18 +278,17 @@ class RankTable:
         errors = [self.journal.error]
         errors += [stream.error for stream in self.streams]
         errors += [rank.error for rank in self.ranks]
-        errors = [error for error in errors if error]
-        error = errors[0] if errors else ""
+        error = next((error for error in errors if error), "")
         if error and not self.noticed_full:
             self.noticed_full = True
             text = f"can't write to {self.folder} ({error}): the run continues, but its later output is not kept"
-            self.journal.add(protocol.Notice(text=text))
+            self.journal.notice(text)
         if not error and self.noticed_full and not self.noticed_room:
             self.noticed_room = True
             text = (
                 f"{self.folder} can be written to again; each log notes what it lacks"
             )
-            self.journal.add(protocol.Notice(text=text))
+            self.journal.notice(text)
 
     # ---- ends
 
@@ -363,7 +366,7 @@ class RankTable:
                 self.noticed_lingering = True
                 number = rank.hello.rank
                 text = f"rank {number} has finished, but its process has not ended: a thread or an atexit function still runs"
-                self.journal.add(protocol.Notice(text=text))
+                self.journal.notice(text)
                 return
 
     def forget_gone(self, now: float) -> None:
@@ -382,7 +385,7 @@ class RankTable:
 
     def _unwatch(self, source: socket.socket | int) -> None:
         # Not registered any more, or -1 for no descriptor.
-        with contextlib.suppress(KeyError, ValueError):
+        with suppress(KeyError, ValueError):
             self.selector.unregister(source)
 
     def finish(self, now: float) -> None:

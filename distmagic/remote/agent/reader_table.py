@@ -5,15 +5,15 @@ from __future__ import annotations
 import selectors
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from distmagic.remote.agent.reader import STALLED_S, Reader
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import socket_peer
 from distmagic.remote.wire import protocol
 
-Handle = Callable[[Reader, protocol.Message, float], None]
 
-
+@dataclass(eq=False)
 class ReaderTable:
     """The connected readers. Each request goes to `handle`, with its reader and the time.
 
@@ -21,21 +21,13 @@ class ReaderTable:
     the journal once.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        selector: selectors.BaseSelector,
-        clock: Callable[[], float],
-        handle: Handle,
-        notice: Callable[[str], None],
-    ) -> None:
-        self.readers: list[Reader] = []
-        self._listener: socket.socket | None = None
-        self._journal = journal
-        self._selector = selector
-        self._clock = clock
-        self._handle = handle
-        self._notice = notice
+    _journal: Journal
+    _selector: selectors.BaseSelector
+    _clock: Callable[[], float]
+    _handle: Callable[[Reader, protocol.Message, float], None]
+    _notice: Callable[[str], None]
+    readers: list[Reader] = field(default_factory=list)
+    _listener: socket.socket | None = None
 
     def listen(self, listener: socket.socket) -> None:
         """Accept readers from now on, only at this socket."""

@@ -6,11 +6,11 @@ not answer, is asked by a signal, unless the request forbids it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess
@@ -18,6 +18,7 @@ from distmagic.remote.rank import calls, sources, stacks
 from distmagic.remote.rank.stacks import Sources
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.system import processes
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 _ASLEEP_S = 1.0  # time limit for a process that is stopped, or blocked in the kernel
@@ -43,37 +44,31 @@ class _Asked:
     text: str = ""
 
 
+@dataclass(eq=False)
 class StackDumper:
     """Handles one request at a time: `request` queues it, `step` continues with it.
 
-    `code` is the payload with the user's sources, `bundle` the file from which distmagic itself runs. `modules` is the
-    folder of the user's own modules, "" on the notebook machine.
+    The code is the payload with the user's sources, the bundle the file from which distmagic itself runs. The modules
+    are the folder of the user's own modules, "" on the notebook machine.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        code: Path,
-        bundle: str,
-        journal: Journal,
-        modules: str = "",
-    ) -> None:
-        self._run_dir = run_dir
-        self._code = code
-        self._bundle = bundle
-        self._journal = journal
-        self._modules = modules
-        self._sources: Sources | None = None
-        self._queue: dict[str, bool] = {}  # requests by ID, and whether they are quiet
-        self._waiting: list[_Asked] = []
-        self._over: set[int] = set()  # processes that were checked after their end
-        self._asked_last: set[int] = set()  # processes, by `ask_last`
-        self._request_id = (
-            ""  # ID of the current request, "" for none; all its events have it
-        )
-        self._quietly = False
-        self._began = 0.0
-        self._count = 0
+    _run_dir: Path
+    _code: Path
+    _bundle: str
+    _journal: Journal
+    _modules: str = ""
+    _sources: Sources | None = None
+    # Requests by ID, and whether they are quiet.
+    _queue: dict[str, bool] = field(default_factory=dict)
+    _waiting: list[_Asked] = field(default_factory=list)
+    # Processes that were checked after their end.
+    _over: set[int] = field(default_factory=set)
+    _asked_last: set[int] = field(default_factory=set)  # processes, by `ask_last`
+    # ID of the current request, "" for none; all its events have it.
+    _request_id: str = ""
+    _quietly: bool = False
+    _began: float = 0.0
+    _count: int = 0
 
     def request(self, request_id: str, *, quietly: bool = False) -> None:
         """Queue a request, unless it is already queued or in progress."""
@@ -134,25 +129,22 @@ class StackDumper:
         self._end_if_all()
 
     def _ask_by_signal(self, rank: RankProcess) -> None:
-        silence = self._signal(rank)
-        if silence:
-            self._journal_rank(rank, silence=silence)
-        else:
-            self._waiting.append(_Asked(rank=rank, by_signal=True))
-
-    def _signal(self, rank: RankProcess) -> str:
-        """Send a rank the signal; return why it can't answer, "" if it can."""
         if rank.process is None or not stacks.is_ready(self._run_dir, rank.hello.pid):
-            return "it is still starting, or has taken over the signal that it is asked with"
-        with contextlib.suppress(OSError):
+            silence = "it is still starting, or has taken over the signal that it is asked with"
+            self._journal_rank(rank, silence=silence)
+            return
+        with suppress(OSError):
             os.truncate(stacks.file_of(self._run_dir, rank.hello.pid), 0)
         processes.send(rank.process, stacks.SIGNAL)
-        return ""
+        self._waiting.append(_Asked(rank=rank, by_signal=True))
 
     def _handle(self, one: _Asked, now: float) -> bool:
         """Journal a rank's stacks once they are complete, or can't be expected; return whether that is so."""
         if not one.by_signal:
-            if self._has_replied(one):
+            reply = calls.reply_of(self._run_dir, one.rank.hello.pid)
+            if reply is not None:
+                found, one.text = reply
+                self._answer(one, found.calls)
                 return True
             if now - self._began < _ASLEEP_S:
                 return False
@@ -188,13 +180,6 @@ class StackDumper:
                 return file.read(_READ_BYTES).decode("ascii", "replace")
         except OSError:
             return ""
-
-    def _has_replied(self, one: _Asked) -> bool:
-        reply = calls.reply_of(self._run_dir, one.rank.hello.pid)
-        if reply is not None:
-            found, one.text = reply
-            self._answer(one, found.calls)
-        return reply is not None
 
     def _answer(
         self,
@@ -243,14 +228,7 @@ def _state(rank: RankProcess) -> tuple[str, str]:
         return "Z", ""
     if now.state != "D":
         return now.state, ""
-    try:
-        function = (
-            Path(f"/proc/{now.pid}/wchan")
-            .read_text(encoding="ascii", errors="replace")
-            .strip()
-        )
-    except OSError:
-        function = ""
+    function = text_of(Path(f"/proc/{now.pid}/wchan")).strip()
     if function in ("", "0"):  # 0: this user may not read it
         return now.state, ""
     return now.state, f" ({function})"

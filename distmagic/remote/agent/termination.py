@@ -55,9 +55,5 @@ class Termination:
                 self._sigterm_sent.add(identity)
                 processes.send(process, signal.SIGTERM)
         if tree and now > self._kill_at + _UNKILLABLE_S:
-            words = [
-                f"{process.name} (pid {process.pid}, state {process.state})"
-                for process in tree
-            ]
-            self.survivors = tuple(words)
+            self.survivors = tuple(map(str, tree))
             self.is_done = True

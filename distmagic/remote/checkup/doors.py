@@ -19,6 +19,7 @@ import hmac
 import socket
 
 from distmagic.remote.system import threads
+from distmagic.remote.system.facts import family_of
 from distmagic.remote.wire.parts import HostDoor
 
 LIFE_S = 120.0  # longer than the slowest host takes to answer
@@ -49,7 +50,7 @@ class Doors:
         self._secret = secret
         self._listeners = []
         taken = []
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family = family_of(address)
         for port in ports:
             try:
                 listener = socket.create_server((address, port), family=family)

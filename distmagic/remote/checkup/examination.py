@@ -1,4 +1,4 @@
-"""Reads data about this host for the doctor, in some milliseconds and without changes."""
+"""Reads data about this host for the doctor, in a moment and without changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import socket
-import sys
+from importlib import metadata
 from pathlib import Path
 
 from distmagic.remote.checkup import gpu_health
@@ -23,21 +23,29 @@ _WORD_CHARS = 200
 def examine(packages: tuple[str, ...]) -> protocol.Examined:
     """Return the doctor's data about this host, and the versions of these packages for this interpreter."""
     hostname = socket.gethostname()
+    addresses: list[str] = []
+    with contextlib.suppress(OSError):  # it leads nowhere
+        found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        addresses += [str(entry[4][0]) for entry in found]
     variables = {}
     for name, value in os.environ.items():
         if _VARIABLES.fullmatch(name):
             variables[name] = value[:_WORD_CHARS]
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shm_bytes = -1
+    with contextlib.suppress(OSError):
+        disk = os.statvfs("/dev/shm")
+        shm_bytes = disk.f_blocks * disk.f_frsize
     driver, driver_cuda, gpus = gpu_health.gpus()
     return protocol.Examined(
         hostname=hostname,
-        name_addresses=_addresses_of(hostname),
+        name_addresses=tuple(dict.fromkeys(addresses)),
         mtus={
             path.parent.name: int(text)
             for path, text in _read_all("/sys/class/net", "*/mtu")
         },
-        shm_bytes=_shm_bytes(),
+        shm_bytes=shm_bytes,
         open_files=_limit(open_files),
         locked_bytes=_limit(locked),
         # The state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`.
@@ -55,14 +63,6 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
     )
 
 
-def _addresses_of(name: str) -> tuple[str, ...]:
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
 def _limit(value: int) -> int:
     return -1 if value == resource.RLIM_INFINITY else value
 
@@ -76,30 +76,11 @@ def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
     return found
 
 
-def _shm_bytes() -> int:
-    try:
-        disk = os.statvfs("/dev/shm")
-    except OSError:
-        return -1
-    return disk.f_blocks * disk.f_frsize
-
-
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the version of each package, from the names of its metadata folders."""
-    wanted = {_normal(name): name for name in packages}
+    """Return the version of each package, "" for one that is missing."""
     found = dict.fromkeys(packages, "")
-    for folder in sys.path:
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(folder or "."):
-                stem, dot, kind = entry.rpartition(".")
-                if not dot or kind not in ("dist-info", "egg-info"):
-                    continue
-                name, _, version = stem.partition("-")
-                package = wanted.get(_normal(name))
-                if package and not found[package]:
-                    found[package] = version.partition("-")[0]
+    for name in packages:
+        # One that is missing, or metadata that is damaged.
+        with contextlib.suppress(Exception):
+            found[name] = metadata.version(name) or ""
     return found
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

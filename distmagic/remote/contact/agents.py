@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,18 +27,16 @@ _AGENT_LOG = "agent.log"
 _GONE_S = 10.0  # time for its process to end; its socket is already closed
 
 
+@dataclass(frozen=True)
 class Agents:
     """Starts and follows agents for one contact.
 
-    `umask` is the user's, for the ranks; an agent takes over `devices`.
+    The umask is the user's, for the ranks; an agent takes over the devices.
     """
 
-    def __init__(
-        self, notebook: Conversation, umask: int, devices: DeviceClaims
-    ) -> None:
-        self._notebook = notebook
-        self._umask = umask
-        self._devices = devices
+    _notebook: Conversation
+    _umask: int
+    _devices: DeviceClaims
 
     def start(self, request: protocol.StartNode) -> None:
         """Prepare the job's working directory, start an agent, and forward bytes until it ends."""
@@ -82,7 +79,7 @@ class Agents:
             each.mkdir(mode=0o700, exist_ok=each is not folder)
         listing.remember(folder, request)
         run_dir = places.make_run_dir(request.job, request.node_rank)
-        with contextlib.ExitStack() as undo:
+        with ExitStack() as undo:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
             with places.reader_listener(run_dir) as listener:
                 # Connect before the agent runs: this connection must be its first, however many others come during its
@@ -113,7 +110,7 @@ class Agents:
         marks = {processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
         env = {**os.environ, **marks}
         devices = self._devices.descriptors
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         log = os.open(folder / _AGENT_LOG, flags, 0o600)
         try:
             if request.warm is not None:
@@ -127,7 +124,7 @@ class Agents:
             return _exec(request, listener, log, devices, env, self._umask, prefix)
         finally:
             # An agent may run by now, whatever errors the home directory causes.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(log)
 
     def follow(self, request: protocol.FollowJob) -> None:
@@ -137,7 +134,7 @@ class Agents:
         the job. Raises TimeoutError for an agent that accepts no connection. Exits if the agent runs but its
         connection has ended: the notebook then connects again.
         """
-        was_followed = _connected_again() if request.after else contextlib.nullcontext()
+        was_followed = _connected_again() if request.after else nullcontext()
         with was_followed:
             listing.check_protocol(request.job, request.node_rank)
             folder = places.job_dir(request.job, request.node_rank)
@@ -196,7 +193,7 @@ def _exec(
     """
     inherited = (listener.fileno(), *devices)
     child = subprocess.Popen(
-        [*prefix, sys.executable, "-u", sys.path[0], "agent", *map(str, inherited)],
+        [*prefix, *processes.command("agent"), *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,
@@ -214,7 +211,7 @@ def _exec(
 
 def _note(pid: int, request: protocol.StartNode) -> None:
     """Record the agent's process before the agent itself can, so that an agent that dies early is found, too."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         run_dir = places.run_dir(request.job, request.node_rank)
         processes.note(pid, run_dir / places.PID)
 
@@ -225,6 +222,4 @@ def _last_line(path: Path) -> str:
         text = path.read_bytes()[-8192:].decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.split("\n")]
-    lines = [line for line in lines if line]
-    return lines[-1][:500] if lines else ""
+    return text.strip().rpartition("\n")[2].strip()[:500]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -21,35 +22,34 @@ if TYPE_CHECKING:
 _TELL_S = 0.25  # pause between two messages about the progress
 
 
+@dataclass
 class BlobReceiver:
     """Receives blobs for one contact, and serves them to one other host meanwhile.
 
     `awaited` are the files of the payload of a job that is about to start on this host.
     """
 
-    def __init__(self, notebook: Conversation) -> None:
-        self.awaited: tuple[Path, ...] = ()
-        self._notebook = notebook
-        self._server: BlobServer | None = None
-        self._files: Growing | None = None
+    _notebook: Conversation
+    awaited: tuple[Path, ...] = ()
+    _server: BlobServer | None = None
+    _files: Growing | None = None
 
-    def check(self, request: protocol.CheckBlobs) -> None:
-        """Answer which blobs are missing."""
-        self._await(request.blobs)
-        lacking = []
+    def check(
+        self, request: protocol.CheckBlobs | protocol.OfferBlobs
+    ) -> list[protocol.Blob]:
+        """Answer which blobs are missing, and return them. Mark the others as recently used."""
+        self.awaited += tuple(places.blob(blob.sha256) for blob in request.blobs)
+        lacking = [blob for blob in request.blobs if not is_whole(blob)]
         for blob in request.blobs:
-            if is_whole(blob):
-                os.utime(places.blob(blob.sha256))  # mark as recently used
-            else:
-                lacking.append(blob.sha256)
-        self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))
+            if blob not in lacking:
+                os.utime(places.blob(blob.sha256))
+        names = tuple(blob.sha256 for blob in lacking)
+        self._notebook.say(protocol.MissingBlobs(sha256=names))
+        return lacking
 
     def offer(self, request: protocol.OfferBlobs) -> None:
         """Answer which blobs are missing, and receive them from the notebook."""
-        self._await(request.blobs)
-        wanted = [blob for blob in request.blobs if not is_whole(blob)]
-        names = tuple(blob.sha256 for blob in wanted)
-        self._notebook.say(protocol.MissingBlobs(sha256=names))
+        wanted = self.check(request)
         # All of them: the notebook sends one after the other.
         errors = [self._receive(blob) for blob in wanted]
         for error in errors:
@@ -59,9 +59,6 @@ class BlobReceiver:
             os.utime(places.blob(blob.sha256))
         if wanted:
             self._notebook.say(protocol.MissingBlobs())
-
-    def _await(self, blobs: tuple[protocol.Blob, ...]) -> None:
-        self.awaited += tuple(places.blob(blob.sha256) for blob in blobs)
 
     def _receive(self, blob: protocol.Blob) -> OSError | None:
         """Receive a blob from the notebook; return why it can't be stored, if it can't."""
@@ -241,7 +238,7 @@ class _Arrival:
         return self._digest.hexdigest() == self.blob.sha256
 
 
-@contextlib.contextmanager
+@contextmanager
 def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
     """Yield a file for a blob; it gets its name after the block. Raises OSError if the blob arrived damaged."""
     # Unbuffered: while it grows, the server reads it in order to send it to the next host.
@@ -252,7 +249,7 @@ def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
             raise OSError("a file arrived damaged")
 
 
-@contextlib.contextmanager
+@contextmanager
 def read_out(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
     """Read the pieces to their end even if the disk is full, because the next line of the protocol follows them."""
     try:

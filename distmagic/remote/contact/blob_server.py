@@ -11,7 +11,6 @@ notebook if anything is wrong, so no transfer is retried.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import ssl
@@ -19,15 +18,16 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 
 from distmagic.remote.contact.mutual_tls import (
     HANDSHAKE_S,
     Handshakes,
     check_peer,
     context,
-    family_of,
 )
 from distmagic.remote.system import threads
+from distmagic.remote.system.facts import family_of
 from distmagic.remote.wire.protocol import Secret
 
 CONNECT_S = 2.0
@@ -123,7 +123,7 @@ class BlobServer:
         self._is_over.set()
         self._files.close()
         if self._raw is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
@@ -132,7 +132,7 @@ class BlobServer:
             with self._listener:
                 taker = self._meet()
             if taker is not None:
-                with taker, self._raw or contextlib.nullcontext():
+                with taker, self._raw or nullcontext():
                     taker.settimeout(_SLOW_S)
                     for number, size in enumerate(self._sizes):
                         offset = 0
@@ -173,7 +173,7 @@ class BlobSource:
         """Connect. Raises OSError; SSLError for a server without the secret."""
         tls = context(secret, is_server=False)
         plain = socket.create_connection((address, port), timeout=CONNECT_S)
-        with contextlib.ExitStack() as undo:
+        with ExitStack() as undo:
             undo.enter_context(plain)
             plain.settimeout(HANDSHAKE_S)
             self._tls = undo.enter_context(tls.wrap_socket(plain))

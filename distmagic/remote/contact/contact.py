@@ -5,13 +5,13 @@ It keeps no state: it ends with its channel, and agents run on under their lease
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class Contact:
         self._devices = DeviceClaims()
         self._agents = Agents(self, umask, self._devices)
         files = file_exchange.FileExchange(self, umask)
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, Callable[[Any], object]] = {
             protocol.GetFacts: self._send_facts_again,
             protocol.GetRoute: self._send_route,
             protocol.GetFreePort: self._send_free_port,
@@ -98,9 +98,9 @@ class Contact:
         self._send_facts()
         environments.touch_own()
         # After the facts, for which the notebook waits: this is slow on a slow disk.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sweep.sweep_dead()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             expiry.tidy()
         line = self._line()
         while line is not None:
@@ -321,12 +321,12 @@ class Contact:
     def _ensure_template(self, request: protocol.TemplateRequest) -> None:
         """Start or find a template. No answer is sent: without a template, jobs are started by exec."""
         self.owner = request.owner
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             template_client.ensure(
                 request, self._umask, logout.survivor_prefix(must=False)
             )
 
-    def renew_templates(self, _: protocol.RenewLease | None = None) -> None:
+    def renew_templates(self, *_: object) -> None:
         """Renew the lease of the templates of this conversation's notebook."""
         if self.owner:
             template_client.renew(self.owner)

@@ -8,7 +8,6 @@ end too.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -16,6 +15,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,14 @@ _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "P
 _SOURCES = ("index-url", "extra-index-url", "find-links")
 
 
+@dataclass
 class EnvironmentSync:
     """Answers `SyncEnvironment` for one conversation."""
 
-    def __init__(self, notebook: Conversation) -> None:
-        self._notebook = notebook
-        self._began_s = self._said_s = 0.0
-        self._line = ""  # the last line of output
+    _notebook: Conversation
+    _began_s: float = 0.0
+    _said_s: float = 0.0
+    _line: str = ""  # the last line of output
 
     def sync(self, request: protocol.SyncEnvironment) -> None:
         """Make or find the environment, and answer with its Python. Raises OSError and ValueError."""
@@ -69,17 +71,17 @@ class EnvironmentSync:
                     try:
                         self._fill(begun, request)
                     except BaseException:
-                        with contextlib.suppress(OSError):
+                        with suppress(OSError):
                             shutil.rmtree(begun.path)
                         raise
                     was_there = False
             if not is_free:
                 self._say("waiting for another notebook, which creates the environment")
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     self._notebook.wait(None, _TELL_S)
         places.touch([environment.path])
         # On a full disk it gets no owner, and `clean all` leaves it.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             owners.note(environment.path, request.owner)
         environment.name_it(request.name)
         self._notebook.say(
@@ -111,17 +113,19 @@ class EnvironmentSync:
             pip = [python, "-m", "pip"]
             self._must(environment, [*pip, "install", "uv"], cure)
             sources = _sources(pip)
+        # The contact's umask lets only its user read these files: the URL of an index can contain a password.
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
-            _write(wanted, request.lock["pylock.toml"])
+            wanted.write_text(request.lock["pylock.toml"], encoding="utf-8")
             lines: list[str] = []
         elif request.lock:
             # The requirements equivalent to a uv.lock.
             folder = environment.path / "lock"
             folder.mkdir()
             for name in ("uv.lock", "pyproject.toml"):
-                _write(folder / name, request.lock.get(name, ""))
+                text = request.lock.get(name, "")
+                (folder / name).write_text(text, encoding="utf-8")
             exported = folder / "requirements.txt"
             self._must(
                 environment,
@@ -141,23 +145,31 @@ class EnvironmentSync:
             sources = [line for line in sources if not line.startswith("--index-url")]
         if lines:  # otherwise it is a lock file, which has the location of each package
             lines = [*sources, *lines]
-            _write(wanted, "\n".join(lines) + "\n")
+            wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self._say("installing the packages")
         install = [uv, "pip", "install", "--python", str(environment.python)]
-        code, said = self._run(environment, [*install, "-r", str(wanted)])
-        if code:
-            raise OSError(_why("the packages could not be installed", said))
+        self._must(
+            environment,
+            [*install, "-r", str(wanted)],
+            what="the packages could not be installed",
+        )
         environment.finish()
 
     # ---- programs
 
     def _must(
-        self, environment: Environment, argv: Sequence[str], cure: str = ""
+        self,
+        environment: Environment,
+        argv: Sequence[str],
+        cure: str = "",
+        what: str = "",
     ) -> None:
-        """Run a program to its end. If it fails, raises OSError with the last lines of its output."""
+        """Run a program to its end. If it fails, raises OSError with `what` failed, and the last lines of its output."""
         code, said = self._run(environment, argv)
         if code:
-            raise OSError(_why(f"{' '.join(argv)} failed", said) + cure)
+            last = said[-_TOLD_LINES:] or ["it wrote nothing"]
+            what = what or f"{' '.join(argv)} failed"
+            raise OSError("\n".join([f"{what}:", *last]) + cure)
 
     def _run(
         self, environment: Environment, argv: Sequence[str]
@@ -211,7 +223,7 @@ class EnvironmentSync:
                 self._keep(rest, said)
             child.kill()
             processes.sweep(mark)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
         return child.wait(), said
@@ -233,24 +245,13 @@ class EnvironmentSync:
 
 
 def _variables() -> dict[str, str]:
-    env = {}
-    for name, value in os.environ.items():
-        if not name.startswith(_MISLEADING):
-            env[name] = value
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_MISLEADING)
+    }
     ours = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0"}
     return {**env, **ours, "PIP_PROGRESS_BAR": "off", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}  # fmt: skip
-
-
-def _write(path: object, text: str) -> None:
-    """Write a file that only its owner may read: the URL of an index can contain a password."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(str(path), flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _why(what: str, said: Sequence[str]) -> str:
-    """Return the failed step, and the last lines that its program printed."""
-    return "\n".join([f"{what}:", *(said[-_TOLD_LINES:] or ["it wrote nothing"])])
 
 
 def _sources(pip: Sequence[str]) -> list[str]:
@@ -275,6 +276,6 @@ def _sources(pip: Sequence[str]) -> list[str]:
 
 def _begin(environment: Environment, owner: str) -> None:
     """Note whose environment this is, and make its directory of temporary files. Raises OSError."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         owners.note(environment.path, owner)
     environment.tmp.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
@@ -10,7 +9,8 @@ import os
 import shutil
 import socket
 from collections import Counter
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 _FILES_A_MESSAGE = 50  # a line has a size limit, and names may be long
 
 
+@dataclass(frozen=True)
 class FileExchange:
-    """The file requests of one contact. `umask` is the user's."""
+    """The file requests of one contact. The umask is the user's."""
 
-    def __init__(self, notebook: Conversation, umask: int) -> None:
-        self._notebook = notebook
-        self._umask = umask
+    _notebook: Conversation
+    _umask: int
 
     def list(self, request: protocol.ListFiles) -> None:
         """Send the files below a folder that match a pattern. Raises OSError, and ValueError for too many."""
-        found = []
-        for file in found_files.find(_place(request.folder), request.pattern):
-            found.append(replace(file, path=file_names.quoted(file.path)))
+        found = [
+            replace(file, path=file_names.quoted(file.path))
+            for file in found_files.find(_place(request.folder), request.pattern)
+        ]
         for start in range(0, len(found), _FILES_A_MESSAGE):
             some = tuple(found[start : start + _FILES_A_MESSAGE])
             self._notebook.say(protocol.FoundFiles(files=some))
@@ -154,7 +155,7 @@ class FileExchange:
     def send_job_file(self, request: protocol.GetFile) -> None:
         """Send a file of a job."""
         path = places.job_dir(request.job, request.node_rank) / request.name
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             parts = []
             # A name with / in it would lead outside.
             if request.name == path.name and path.parent.is_dir():

@@ -130,8 +130,3 @@ class Handshakes:
         for tls in list(self._waiting):
             self._refuse(tls)
         self._selector.close()
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    """Return the address family: IPv4 or IPv6."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

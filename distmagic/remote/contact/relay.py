@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,7 +57,7 @@ def relay(
     agent = conn.fileno()
     with conn:
         # An agent that has already ended is noticed below.
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             conn.sendall(protocol.encode(attach) + notebook.take_rest())
         while True:
             if left:
@@ -68,7 +68,7 @@ def relay(
                 left = left[os.write(notebook.out, left[: select.PIPE_BUF]) :]
             if agent in readable:
                 data = b""
-                with contextlib.suppress(ConnectionResetError):
+                with suppress(ConnectionResetError):
                     data = conn.recv(1 << 18)
                 if not data and _still_runs(attach):
                     sys.exit(0)
@@ -86,7 +86,7 @@ def relay(
                     notebook.write(left)
                     sys.exit(0)  # the channel has ended; the agent waits for its lease
                 # It ends; its last output must still be read.
-                with contextlib.suppress(ConnectionError):
+                with suppress(ConnectionError):
                     conn.sendall(data)
                 notebook.renew_templates()
 

@@ -29,29 +29,27 @@ def sweep_node(job: str, node_rank: int | None) -> tuple[str, ...]:
     own = listing.agent_of(job, node_rank) if node_rank is not None else None
     found = listing.agents_of(job)
     if node_rank is None or own is not None:
-        found = tuple(
-            process
-            for process in processes.marked(job)
-            if processes.has_role(process, "agent")
-        )
+        found = tuple(filter(processes.is_agent, processes.marked(job)))
     spared += [agent for agent in found if own is None or agent.pid != own.pid]
     left = processes.sweep(job, spared=spared)
     for folder in deserted:
         shutil.rmtree(folder, ignore_errors=True)
-    return tuple(
-        f"{process.name} (pid {process.pid}, state {process.state})" for process in left
-    )
+    return tuple(map(str, left))
 
 
 def sweep_dead() -> None:
     """End what is left of agents that were killed together with their notebook: no other contact came to do it."""
     for job, folders in places.dead_runs().items():
-        if any(
-            processes.has_role(process, "agent") for process in processes.marked(job)
-        ):
+        if any(map(processes.is_agent, processes.marked(job))):
             continue  # the agent lives: a cleaner of /tmp has removed its socket
         processes.sweep(job, timeout_s=1.0)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in (*places.dead_templates(), *places.forgotten()):
+    # Killed templates have left theirs.
+    dead = [
+        folder
+        for folder in places.warm_dirs()
+        if places.is_deserted(folder, places.TEMPLATE)
+    ]
+    for folder in (*dead, *places.forgotten()):
         shutil.rmtree(folder, ignore_errors=True)

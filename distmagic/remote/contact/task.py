@@ -19,12 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from distmagic.remote.agent import rank_process
 from distmagic.remote.records import places
+from distmagic.remote.system import processes
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.codec import Numbers
 from distmagic.remote.wire.lines import Lines
@@ -42,21 +43,19 @@ _LINGER_S = 3.0  # a platform ends the other tasks after the first one has ended
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+@dataclass
 class MessageLog:
     """Writes messages as lines. Progress and output of a rank within one second become one line.
 
     Stacks are left out, because nobody can ask for them.
     """
 
-    def __init__(
-        self, out: IO[str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._out = out
-        self._clock = clock
-        self._waiting: list[protocol.Message] = []
-        # When the next message of a kind and a rank may be written.
-        self._due_s: dict[tuple[type, int], float] = {}
-        self._number = 0
+    _out: IO[str]
+    _clock: Callable[[], float] = time.monotonic
+    _waiting: list[protocol.Message] = field(default_factory=list)
+    # When the next message of a kind and a rank may be written.
+    _due_s: dict[tuple[type, int], float] = field(default_factory=dict)
+    _number: int = 0
 
     def add(self, message: protocol.Message) -> None:
         """Add a message; an urgent one is written at once, after those before it."""
@@ -138,7 +137,7 @@ class Task:
             shutil.copyfile(folder / name, target)
             target.chmod(0o600)
         self._contact = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "contact"],
+            processes.command("contact"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -209,7 +208,7 @@ class Task:
     def _keep_results(self) -> None:
         """Write rank 0's return value, if it ran here, and copy its files to the platform's output folder."""
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
-            self._log.result(0, self._file("rank0.result"))
+            self._log.result(0, self._result())
         output = os.environ.get("OUTPUT_DIR", "")
         if not (output and self._work):
             return
@@ -220,9 +219,10 @@ class Task:
             text = f"not all files of {self._work} were kept: {error}"
             self._log.add(protocol.Notice(text=text[:_NOTICE_CHARS]))
 
-    def _file(self, name: str) -> bytes:
+    def _result(self) -> bytes:
         job, node_rank = self._start.job, self._start.node_rank
-        self._send(protocol.GetFile(job=job, node_rank=node_rank, name=name))
+        request = protocol.GetFile(job=job, node_rank=node_rank, name="rank0.result")
+        self._send(request)
         answer = self._next()
         if not isinstance(answer, protocol.Data):
             return b""

@@ -30,7 +30,7 @@ ready, trying -> gone, on whichever comes first:
     a contact kills it (`_end`): its owner asks for that, a signal has stopped it, or it is the least recently
     used of three
 
-A killed template leaves its directory behind; a later contact removes it (`dead_templates` in places.py).
+A killed template leaves its directory behind; a later contact removes it (`sweep_dead` in sweep.py).
 
 To start a job, the contact connects and waits for the greeting. It sends `ForkAgent` with the agent's socket, log and
 devices as descriptors, and receives the agent's pid. The agent forks torchrun. torchrun forks a fork server before it
@@ -47,7 +47,6 @@ imported once; a newer version of it changes the key.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -58,6 +57,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -163,9 +163,7 @@ class TemplateServer:
                 pid = forking.fork(partial(_be_agent, request, *fds))
                 self._agents.add(pid)
                 # Answer despite errors of the home directory: otherwise the contact would start a second agent.
-                with contextlib.suppress(
-                    OSError, ValueError, KeyError, zipfile.BadZipFile
-                ):
+                with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
                     self._preloading.want(
                         sources.imports(places.blob(request.start.code))
                     )
@@ -181,24 +179,16 @@ class TemplateServer:
 
 
 def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    first, fds, _, _ = socket.recv_fds(conn, 1, _MOST_FDS)
-    data = bytearray()
-    while first and len(data) < _MAX_BYTES:
-        more = conn.recv(1 << 16)
-        if not more:
-            break
-        data += more
-    if not data:
-        return None, fds
-    _, message = protocol.decode(bytes(data))
-    return message, fds
+    _, fds, _, _ = socket.recv_fds(conn, 1, _MOST_FDS)
+    with conn.makefile("rb") as rest:
+        data = rest.read(_MAX_BYTES)
+    return (protocol.decode(data)[1] if data else None), fds
 
 
 def _be_agent(
     request: protocol.ForkAgent, listener: int, log: int, *devices: int
 ) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    forking.reset_process(request.env, (null, log, log), keep=[listener, *devices])
+    forking.reset_process(request.env, log, log, keep=[listener, *devices])
     process_title.show("agent", request.start.job)
     agent_main.serve(request.start, socket.socket(fileno=listener), devices)
 
@@ -252,9 +242,9 @@ def _remember(asked_for: Iterable[str] = ()) -> None:
 
 
 def _descriptors() -> set[int]:
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        if os.path.exists(f"/proc/self/fd/{fd}"):
-            # Excludes the descriptor of the listing itself.
-            found.add(int(fd))
-    return found
+    return {
+        int(fd)
+        for fd in os.listdir("/proc/self/fd")
+        # Excludes the descriptor of the listing itself.
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }

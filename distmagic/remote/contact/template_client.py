@@ -6,7 +6,6 @@ directories. Variables that are only read during a job may differ.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,11 +55,11 @@ AT_RUN_TIME_TOO = (
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
     """Return the variables of a template: those of its ranks, except those that are only read during a job."""
-    env = {}
-    for name, value in {**warm.defaults, **os.environ, **warm.env}.items():
-        if name not in AT_RUN_TIME and not name.startswith(AT_RUN_TIME_TOO):
-            env[name] = value
-    return env
+    return {
+        name: value
+        for name, value in {**warm.defaults, **os.environ, **warm.env}.items()
+        if name not in AT_RUN_TIME and not name.startswith(AT_RUN_TIME_TOO)
+    }
 
 
 def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
@@ -156,10 +155,6 @@ def ensure(
 
 
 def _is_there(folder: Path) -> bool:
-    try:
-        places.check_run_dir(folder)
-    except OSError:
-        return False
     if not places.listens(folder / places.TEMPLATE):
         return False
     process = processes.noted(folder / places.PID)
@@ -194,13 +189,7 @@ def _start(
             path.chmod(0o600)
             listener.listen(places.BACKLOG)
             child = subprocess.Popen(
-                [
-                    *prefix,
-                    sys.executable,
-                    "-u",
-                    sys.path[0],
-                    process_title.ROLE_PLACEHOLDER,
-                ],
+                [*prefix, *processes.command(process_title.ROLE_PLACEHOLDER)],
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=log,
@@ -239,13 +228,10 @@ def _conversation(
 
 
 def _answer(conn: socket.socket) -> protocol.Message | None:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        data = conn.recv(1 << 16)
-        if not data:
-            return None
-        line += data
-    return protocol.decode(bytes(line))[1]
+    # One message is under way at a time, so no byte of a next one is read.
+    with conn.makefile("rb") as lines:
+        line = lines.readline()
+    return protocol.decode(line)[1] if line.endswith(b"\n") else None
 
 
 def _tell(conn: socket.socket, request: protocol.Message, fds: list[int]) -> None:
@@ -288,7 +274,7 @@ def renew(owner: str) -> None:
     """
     for folder in places.warm_dirs(_mine(owner)):
         with (
-            contextlib.suppress(OSError, ValueError),
+            suppress(OSError, ValueError),
             _conversation(folder / places.TEMPLATE, _AT_ONCE_S) as (conn, _),
         ):
             _tell(conn, protocol.RenewLease(), [])
@@ -298,7 +284,7 @@ def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
     found = []
     for folder in places.warm_dirs(_mine(owner)):
         with (
-            contextlib.suppress(OSError, ValueError),
+            suppress(OSError, ValueError),
             _conversation(folder / places.TEMPLATE, _SOON_S) as (_, hello),
         ):
             found.append((folder / places.TEMPLATE, hello))
@@ -338,10 +324,8 @@ def end_all(owner: str) -> None:
 
 def _end(path: Path) -> None:
     """Kill a template, which may be busy importing and has nothing to clean up; wait until it has ended."""
-    with contextlib.suppress(OSError):
-        places.check_run_dir(path.parent)
-        process = processes.noted(path.parent / places.PID)
-        if process is not None:
-            processes.send(process, signal.SIGKILL)
-            processes.wait_gone(process, _SOON_S)
+    process = processes.noted(path.parent / places.PID)
+    if process is not None:
+        processes.send(process, signal.SIGKILL)
+        processes.wait_gone(process, _SOON_S)
     shutil.rmtree(path.parent, ignore_errors=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.engine import forking, meeting, rank_fork_server
-from distmagic.remote.rank import import_paths
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
@@ -51,19 +50,25 @@ def environment(
     The caller's process is its parent. `folder` is the node's directory of logs and results, `run_dir` that of its
     sockets.
     """
-    own = {}
-    for name, value in host.items():
-        is_known = name in TORCHRUN_VARIABLES or name in _OF_A_TASK
-        if not is_known and not name.startswith(_MISLEADING):
-            own[name] = value
+    own = {
+        name: value
+        for name, value in host.items()
+        if name not in (*TORCHRUN_VARIABLES, *_OF_A_TASK)
+        and not name.startswith(_MISLEADING)
+    }
     env = {**start.defaults, **own, **start.env, processes.MARK: start.job}
+    # Ranks import from the directory in which they start, and from the working directory around it.
+    paths: list[str] = []
+    if start.work is not None:  # the notebook machine has none of its own
+        place = os.path.join(start.work.path, start.work.inside).rstrip("/")
+        paths = list(dict.fromkeys([place, start.work.path]))
     env["DISTMAGIC_WORKER"] = json.dumps(
         {
             "socket": str(run_dir / "ranks"),
             "folder": str(folder),
             "call": str(places.blob(start.call)),
             "code": str(places.blob(start.code)),
-            "paths": import_paths.of_work_dir(start.work),
+            "paths": paths,
             "endpoint": "" if start.lead else start.endpoint,
             "agent_pid": os.getpid(),
             "can_type": start.terms.can_type,

@@ -28,7 +28,7 @@ def start_engine(
         )
     else:
         child = subprocess.Popen(
-            [sys.executable, "-u", sys.path[0], "engine", *argv],
+            [*processes.command("engine"), *argv],
             stdin=subprocess.DEVNULL,
             stdout=out_writing,
             stderr=err_writing,
@@ -49,10 +49,7 @@ def _be_engine(
     argv: list[str], cwd: str, env: dict[str, str], out: int, err: int, umask: int
 ) -> None:
     os.umask(umask)
-    null = os.open(os.devnull, os.O_RDONLY)
-    forking.reset_process(
-        {**env, **forking.inherited.variables}, (null, out, err), cwd=cwd
-    )
+    forking.reset_process({**env, **forking.inherited.variables}, out, err, cwd=cwd)
     process_title.show("engine", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "engine", *argv]
     forking.exit_like_python(partial(engine.main, argv))

@@ -17,7 +17,6 @@ first.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import io
 import os
@@ -27,6 +26,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 # The functions `rank_zero_only` of Lightning and of its metrics, and the variable from which they read their rank.
@@ -105,18 +105,19 @@ def fork(act: Callable[[], None]) -> int:
 
 def reset_process(
     env: dict[str, str],
-    streams: tuple[int, int, int],
+    out: int,
+    err: int,
     *,
     cwd: str = "",
     keep: Iterable[int] = (),
 ) -> None:
     """Give this process its own session, and these variables, standard streams and working directory.
 
-    `streams` are descriptors above 2. They are closed, as are all others except `keep` and those that libraries opened
-    in the template. Raises OSError for a bad `cwd`.
+    Its standard input is empty. `out` and `err` are descriptors above 2. They are closed, as are all others except
+    `keep` and those that libraries opened in the template. Raises OSError for a bad `cwd`.
     """
     os.setsid()
-    for target, source in enumerate(streams):
+    for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
     # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones have buffered data of the parent.
@@ -148,7 +149,7 @@ def close_descriptors(keep: Iterable[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             # The descriptor of the listing itself is closed by now.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(int(name))
 
 

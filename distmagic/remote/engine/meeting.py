@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -31,17 +32,18 @@ class SteadyTime:
         return cls.now().replace(tzinfo=None)
 
 
+@dataclass
 class SeenTimes:
     """When this node has seen changes of the times in a common state.
 
     These times come from other clocks, and are not compared.
     """
 
-    def __init__(self, last_call: timedelta, now: Callable[[], datetime]) -> None:
-        self._last_call = last_call
-        self._now = now
-        self._beats: dict[object, tuple[datetime, datetime]] = {}  # written, seen
-        self._deadline: datetime | None = None
+    _last_call: timedelta
+    _now: Callable[[], datetime]
+    # Written, seen.
+    _beats: dict[object, tuple[datetime, datetime]] = field(default_factory=dict)
+    _deadline: datetime | None = None
 
     def beats(self, written: dict[object, datetime]) -> dict[object, datetime]:
         """Return for each node when this node saw its latest heartbeat, by its own clock."""

@@ -6,13 +6,13 @@ process could not be forked afterwards, or ranks could notice a difference from 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import os
 import pkgutil
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -167,7 +167,7 @@ def load(names: Iterable[str]) -> None:
             for name in sorted(names):
                 importlib.import_module(name.partition(".")[0])
                 # It may be created at run time, or be missing in this version.
-                with contextlib.suppress(ImportError, AttributeError, ValueError):
+                with suppress(ImportError, AttributeError, ValueError):
                     pkgutil.resolve_name(name)
     finally:
         if before is None:
@@ -186,7 +186,7 @@ def _names_rank_variables(modules: Iterable[str]) -> bool:
         if is_known or not hasattr(loader, "get_code"):
             continue
         waiting: list[object] = []
-        with contextlib.suppress(Exception):  # a loader of the package itself
+        with suppress(Exception):  # a loader of the package itself
             waiting.append(loader.get_code(name))
         while waiting:
             constant = waiting.pop()
@@ -217,7 +217,7 @@ def has_one_thread() -> bool:
 def _uses_gpu() -> bool:
     """Whether CUDA was initialized: a forked rank could not use it."""
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
                 return True
     cuda = sys.modules["torch"].cuda
@@ -234,5 +234,5 @@ def _handlers() -> list[object]:
 
 
 def _memory_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

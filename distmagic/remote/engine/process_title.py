@@ -7,6 +7,7 @@ with placeholders in both, as long as the longest text of its children.
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 from distmagic.remote.system import processes
 
@@ -42,18 +43,15 @@ def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> Non
 
 def _limits(words: tuple[int, int]) -> tuple[int, int]:
     """Return the addresses in memory that are in these two fields: the first byte, and the end."""
-    with open("/proc/self/stat", "rb") as file:
-        _, _, rest = file.read().rpartition(b")")
+    _, _, rest = Path("/proc/self/stat").read_bytes().rpartition(b")")
     numbers = rest.split()
     return int(numbers[words[0]]), int(numbers[words[1]])
 
 
 def can_show() -> bool:
     """Whether this process was started with both placeholders, and /proc has their addresses in memory."""
-    with open("/proc/self/environ", "rb") as file:
-        variables = file.read()
-    with open("/proc/self/cmdline", "rb") as file:
-        arguments = file.read()
+    variables = Path("/proc/self/environ").read_bytes()
+    arguments = Path("/proc/self/cmdline").read_bytes()
     has_job = f"{processes.MARK}={JOB_PLACEHOLDER}\0".encode() in variables
     has_role = arguments.endswith(f"\0{ROLE_PLACEHOLDER}\0".encode())
     # gVisor has 0 for the positions in memory.

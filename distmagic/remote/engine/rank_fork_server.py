@@ -14,7 +14,6 @@ So the rank is a child of the engine. torchrun waits for it, signals it and read
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -24,12 +23,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from distmagic.remote.engine import forking, process_title
-from distmagic.remote.rank import import_paths, sources
+from distmagic.remote.rank import sources
 from distmagic.remote.system import processes
 
 _LENGTH = struct.Struct("!I")
@@ -70,7 +71,7 @@ class RankForkServer:
 
     def replace_popen(self, handler: Any) -> None:
         """Make torchrun's `SubprocessHandler` fork its ranks. Other commands are started as before."""
-        command = (sys.executable, "-u", sys.path[0], "worker")
+        command = processes.command("worker")
         start = handler._popen  # noqa: SLF001
 
         def popen(self_: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -83,12 +84,12 @@ class RankForkServer:
         handler._popen = popen  # noqa: SLF001
 
 
+@dataclass
 class ForkedProcess:
     """A forked child, with the methods of `subprocess.Popen` that torchrun uses."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+    pid: int
+    returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal for one; None while it runs."""
@@ -147,7 +148,7 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
     """Fork the middle process, which forks the rank and exits. Return the rank's pid, 0 if a fork fails."""
     pid_reading = pid_writing = go_reading = go_writing = -1
     answer = b""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         pid_reading, pid_writing = os.pipe()
         go_reading, go_writing = os.pipe()
         middle = os.fork()
@@ -171,7 +172,7 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
 
 def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
     """Fork the rank, report its pid, and exit."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.write(pid_writing, _ANSWER.pack(forking.fork(be_rank)))
     os._exit(0)
 
@@ -187,7 +188,7 @@ def _be_rank(
         # The fork server does not know this process: the middle one died before reporting the pid.
         os._exit(1)
     out, err = fds
-    forking.reset_process(env, (os.open(os.devnull, os.O_RDONLY), out, err))
+    forking.reset_process(env, out, err)
     if _needs_exec(env):
         # Variables set by imports of the template are not in a new process.
         own = dict(env)
@@ -196,10 +197,10 @@ def _be_rank(
                 del own[name]
                 if name in forking.inherited.before:
                     own[name] = forking.inherited.before[name]
-        os.execve(sys.executable, [sys.executable, "-u", sys.path[0], "worker"], own)  # noqa: S606
+        os.execve(sys.executable, processes.command("worker"), own)  # noqa: S606
     process_title.show("worker", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "worker"]
-    sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
+    sys.orig_argv[:] = processes.command("worker")
     forking.reseed()
     forking.mend_rank(env)
     from distmagic.remote.rank import worker
@@ -218,9 +219,20 @@ def _needs_exec(env: dict[str, str]) -> bool:
         return True
     loaded = forking.preloaded()
     from_agent = json.loads(env["DISTMAGIC_WORKER"])
-    folders = import_paths.of_rank(from_agent)
+    folders = sources.import_paths(from_agent)
     asked_for = ("torch", *forking.inherited.asked_for)
     return sources.needs_new(Path(from_agent["code"]), asked_for) or any(
-        not loaded.isdisjoint(import_paths.top_level_names(folder))
-        for folder in folders
+        not loaded.isdisjoint(_top_level_names(folder)) for folder in folders
     )
+
+
+def _top_level_names(folder: str) -> set[str]:
+    """Return the names of modules and packages that can be imported from a folder; none if it is unreadable."""
+    names = set()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".py", ".so")):
+                names.add(entry.name.partition(".")[0])
+            elif os.path.isfile(os.path.join(entry.path, "__init__.py")):
+                names.add(entry.name)
+    return names

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from distmagic.remote.gang import liveness
 from distmagic.remote.gang.datagrams import NOBODY, OwnState
-from distmagic.remote.gang.liveness import Gang, News
+from distmagic.remote.gang.liveness import News
 from distmagic.remote.gang.udp import Udp, resolve
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
@@ -42,47 +42,34 @@ class GangChannel:
         self._lost_after_s = membership.lost_after_s
         self._lost: set[int] = set()  # nodes that count as lost
         self._back_at: dict[int, float] = {}  # when heartbeats of some of them returned
-        self._formations = (
-            # How often this node, as the lead, has asked all nodes to restart their ranks.
-            0
-        )
+        # How often this node, as the lead, has asked all nodes to restart their ranks.
+        self._formations = 0
         self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
-        self.gang = _gang(node_rank, membership, now)
+        secret = bytes.fromhex(membership.secret)
+        lost_after_s = membership.lost_after_s
+        if self._is_lead:
+            self.gang = liveness.lead(secret, membership.nodes, lost_after_s, now)
+        else:
+            lead_address = resolve(membership.lead_address, membership.port)[4]
+            self.gang = liveness.member(
+                secret, node_rank, lead_address, lost_after_s, now
+            )
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Let every datagram wake the agent's loop, which then calls `poll`."""
         selector.register(self._udp.socket, selectors.EVENT_READ, lambda: None)
 
-    def poll(  # noqa: PLR0913  # all that a node sends about itself
-        self,
-        now: float,
-        cause: Cause | None,
-        *,
-        is_clear: bool,
-        is_detached: bool,
-        has_returned: bool,
-        is_ending: bool,
-        is_paused: bool = False,
-        is_at_cell: bool = False,
+    def poll(
+        self, now: float, own: OwnState, cause: Cause | None, *, is_clear: bool
     ) -> Cause | None:
         """Receive and send datagrams. Return why this node must stop, if a peer's end or loss demands it.
 
-        `cause` is why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
-        `is_detached`: this node has recorded that the job needs no notebook; the lead informs the others.
-        `has_returned`: all ranks of this node have returned. `is_ending`: one of them is about to end, as it was asked
-        to. `is_paused`: one of them waits for the user's input. `is_at_cell`: one of them runs a
-        cell.
+        `own` is this node's state, without what this function adds: formations, phase, reason and culprit. `cause` is
+        why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
         """
         for data, address in self._udp.receive():
             self.gang.receive(data, address, now)
-        own = OwnState(
-            formations=self._formations,
-            is_detached=is_detached,
-            has_returned=has_returned,
-            is_ending=is_ending,
-            is_paused=is_paused,
-            is_at_cell=is_at_cell,
-        )
+        own = replace(own, formations=self._formations)
         if cause is not None:
             culprit = cause.culprit if cause.culprit >= 0 else NOBODY
             own = replace(own, phase="stopping", reason=cause.reason, culprit=culprit)
@@ -92,10 +79,7 @@ class GangChannel:
         # Each is journaled, even after the first cause.
         causes = [self._judge(news, now) for news in self.gang.poll(now)]
         self._udp.send(self.gang.outbox)
-        for found in causes:
-            if found is not None:
-                return found
-        return None
+        return next((found for found in causes if found is not None), None)
 
     def _judge(self, news: News, now: float) -> Cause | None:
         """Journal a peer's new state. Return why this node must stop for it, None if it need not."""
@@ -133,12 +117,3 @@ class GangChannel:
             return Cause("lost", node_rank)
         self._formations += 1
         return None
-
-
-def _gang(node_rank: int, membership: protocol.Membership, now: float) -> Gang:
-    secret = bytes.fromhex(membership.secret)
-    lost_after_s = membership.lost_after_s
-    if node_rank == 0:
-        return liveness.lead(secret, membership.nodes, lost_after_s, now)
-    lead_address = resolve(membership.lead_address, membership.port)[4]
-    return liveness.member(secret, node_rank, lead_address, lost_after_s, now)

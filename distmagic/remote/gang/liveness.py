@@ -34,33 +34,27 @@ class News:
     culprit: int = NOBODY
 
 
+@dataclass(eq=False)
 class Peer:
     """One other node. `said` is the content of its latest datagram."""
 
-    def __init__(self, node_rank: int, address: Address | None, now: float) -> None:
-        self.node_rank = node_rank
-        self.address = address
-        self.began = now
-        self.arrived_at = now  # when its latest datagram arrived
-        self.alive_at: float | None = (
-            # When this node sent the latest datagram that the peer has echoed: the peer was alive then.
-            None
-        )
-        self.last_counter = 0  # of its latest datagram; 0 if none has arrived
-        self.sent_counter = 0  # of this node's latest datagram to it
-        self.said = OwnState()
-        self.state = ""  # "", joined, silent or lost: as last reported
-        self.acknowledged = 0  # this node's highest counter that the peer has echoed
-        self.clear_counter = (
-            0  # of this node's first datagram with the phase "clear"; 0 before that
-        )
-        self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
-
-    def next_counter(self, now: float) -> int:
-        """Return the counter of the next datagram to this peer, and record its sending time."""
-        self.sent_counter += 1
-        self._sent.append((self.sent_counter, now))
-        return self.sent_counter
+    node_rank: int
+    address: Address | None
+    began: float
+    arrived_at: float = 0.0  # when its latest datagram arrived
+    # When this node sent the latest datagram that the peer has echoed: the peer was alive then.
+    alive_at: float | None = None
+    last_counter: int = 0  # of its latest datagram; 0 if none has arrived
+    sent_counter: int = 0  # of this node's latest datagram to it
+    said: OwnState = field(default_factory=OwnState)
+    state: str = ""  # "", joined, silent or lost: as last reported
+    acknowledged: int = 0  # this node's highest counter that the peer has echoed
+    # Of this node's first datagram with the phase "clear"; 0 before that.
+    clear_counter: int = 0
+    # Counter and sending time of this node's latest datagrams to it.
+    sent: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED)
+    )
 
     def update(self, one: Datagram, address: Address, now: float) -> bool:
         """Apply a datagram; return False, and change nothing, for a replayed or impossible one."""
@@ -71,14 +65,10 @@ class Peer:
         self.arrived_at = now
         self.said = one.said
         self.acknowledged = max(self.acknowledged, one.echo)
-        for counter, sent_at in self._sent:
+        for counter, sent_at in self.sent:
             if counter == one.echo:
                 self.alive_at = max(self.alive_at or sent_at, sent_at)
         return True
-
-    def knows_clear(self) -> bool:
-        """Whether this peer has echoed a datagram with this node's phase "clear"."""
-        return self.clear_counter > 0 and self.acknowledged >= self.clear_counter
 
 
 @dataclass
@@ -124,20 +114,21 @@ class Gang:
     @property
     def formations(self) -> int:
         """How often the lead has asked the nodes to restart their ranks; on a member, by the lead's last datagram."""
-        return (
-            self.own.formations
-            if self.node_rank == 0
-            else self.peers[0].said.formations
-        )
+        return self._of_lead.formations
 
     @property
     def is_detached(self) -> bool:
         """Whether the job needs no notebook any more; on a member, by the lead's last datagram."""
-        return (
-            self.own.is_detached
-            if self.node_rank == 0
-            else self.peers[0].said.is_detached
-        )
+        return self._of_lead.is_detached
+
+    @property
+    def _of_lead(self) -> OwnState:
+        return self.own if self.node_rank == 0 else self.peers[0].said
+
+    @property
+    def _of_others(self) -> list[OwnState]:
+        """The states of the peers that are not lost."""
+        return [peer.said for peer in self.peers.values() if peer.state != "lost"]
 
     @property
     def has_returned_node(self) -> bool:
@@ -145,10 +136,7 @@ class Gang:
 
         Only the lead receives this from every node. A member receives the result from the lead.
         """
-        return any(
-            peer.said.has_returned and peer.said.phase == "up" and peer.state != "lost"
-            for peer in self.peers.values()
-        )
+        return any(said.has_returned and said.phase == "up" for said in self._of_others)
 
     @property
     def has_ending_node(self) -> bool:
@@ -156,24 +144,17 @@ class Gang:
 
         Only the lead receives this from every node. A member receives the result from the lead.
         """
-        return any(
-            peer.said.is_ending and peer.state != "lost" for peer in self.peers.values()
-        )
+        return any(said.is_ending for said in self._of_others)
 
     @property
     def has_paused_node(self) -> bool:
         """Whether a rank of another node waits for the user's input. On a member it is about the lead's ranks only."""
-        return any(
-            peer.said.is_paused and peer.state != "lost" for peer in self.peers.values()
-        )
+        return any(said.is_paused for said in self._of_others)
 
     @property
     def has_node_at_cell(self) -> bool:
         """Whether a rank of another node runs a cell. On a member it is about the lead's ranks only."""
-        return any(
-            peer.said.is_at_cell and peer.state != "lost"
-            for peer in self.peers.values()
-        )
+        return any(said.is_at_cell for said in self._of_others)
 
     @property
     def may_leave(self) -> bool:
@@ -187,16 +168,15 @@ class Gang:
                 return lead.clear_counter > 0
             # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last
             # datagrams waited in this host's socket, and all of them look new.
-            return lead.knows_clear() or self.now - lead.arrived_at > self.lost_after_s
-        for peer in self.peers.values():
-            # "": in a short job, also wait for the end of a member whose only datagram has just come.
-            if (
-                peer.state in ("", "joined")
-                and peer.last_counter
-                and peer.said.phase != "clear"
-            ):
-                return False
-        return True
+            knows_clear = 0 < lead.clear_counter <= lead.acknowledged
+            return knows_clear or self.now - lead.arrived_at > self.lost_after_s
+        # "": in a short job, also wait for the end of a member whose only datagram has just come.
+        return not any(
+            peer.state in ("", "joined")
+            and peer.last_counter
+            and peer.said.phase != "clear"
+            for peer in self.peers.values()
+        )
 
     def announce(self, own: OwnState, now: float) -> None:
         """Change this node's state in its datagrams. If it is new, the next poll sends at once."""
@@ -238,9 +218,10 @@ class Gang:
     def _send(self, peer: Peer, now: float) -> None:
         if peer.address is None:
             return  # a member's address is unknown before its first datagram
-        counter = peer.next_counter(now)
+        peer.sent_counter += 1
+        peer.sent.append((peer.sent_counter, now))
         if self.own.phase == "clear" and not peer.clear_counter:
-            peer.clear_counter = counter
+            peer.clear_counter = peer.sent_counter
         said = replace(
             self.own,
             has_returned=self.own.has_returned or self.tells_of_returned,
@@ -250,7 +231,7 @@ class Gang:
         one = Datagram(
             node_rank=self.node_rank,
             to=peer.node_rank,
-            counter=counter,
+            counter=peer.sent_counter,
             echo=peer.last_counter,
             said=said,
         )
@@ -277,6 +258,10 @@ class Gang:
             )
             found.append(stops)
         return found
+
+
+# A node without peers.
+ALONE = Gang(node_rank=0, secret=b"", lost_after_s=0.0, peers={})
 
 
 def lead(secret: bytes, nodes: int, lost_after_s: float, now: float) -> Gang:

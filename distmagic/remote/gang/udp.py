@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 # Datagrams read in one turn of the agent's loop: a flood must not delay its other work.
@@ -39,7 +39,7 @@ class Udp:
     def send(self, outbox: list[tuple[Any, bytes]]) -> None:
         """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost."""
         for address, data in outbox:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.socket.sendto(data, address)
         outbox.clear()
 

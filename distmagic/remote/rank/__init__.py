@@ -5,8 +5,8 @@ decision about other ranks, and waits for the agent only at the very end. It rai
 user's code. Read in this order:
 
     worker.py      `main`: connects to the agent, calls the function, reports pauses and the end
+    ending.py      how a rank ends: its result, its traceback, its exit
     script.py      runs a script or a module instead of a function
-    import_paths.py  makes the user's own modules importable
     stay.py        a rank that stays alive and runs one cell after the other
     report.py      `distmagic.report` and `distmagic.track`
     show.py        `distmagic.show`: sends a picture to the agent

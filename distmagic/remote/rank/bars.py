@@ -21,13 +21,6 @@ from distmagic.remote.training import import_hooks, steps
 from distmagic.remote.wire.parts import Bar
 
 _STD = "tqdm.std"
-# Attributes of a bar.
-ID = "_distmagic_id"  # its number, 0 for one with its own file
-AT = "_distmagic_at"  # the number of its current item, starting at 1
-_SHOWN = "_distmagic_shown"  # whether it was posted; one that ends within its `delay` never is
-_CLOSING = (
-    "_distmagic_closing"  # the thread that closes it, until the last line is written
-)
 _FILE_ARGUMENT = 4  # the position of `file` in tqdm(iterable, desc, total, leave, file)
 
 
@@ -55,8 +48,13 @@ def _make_plain(notebook: ModuleType) -> None:
 
 
 def _patch(tqdm: Any) -> None:
-    for name, before_it_is_set in ((ID, 0), (AT, 0), (_SHOWN, False), (_CLOSING, 0)):
-        setattr(tqdm, name, before_it_is_set)  # for existing bars
+    # Attributes of a bar, and their values for existing bars.
+    tqdm.distmagic_id = 0  # its number, 0 for one with its own file
+    tqdm.distmagic_at = 0  # the number of its current item, starting at 1
+    # Whether it was posted; one that ends within its `delay` never is.
+    tqdm.distmagic_shown = False
+    # The thread that closes it, until the last line is written.
+    tqdm.distmagic_closing = 0
     for name, ours in _REPLACEMENTS.items():
         import_hooks.wrap(tqdm, name, ours)
     tqdm.status_printer = staticmethod(tqdm.status_printer)
@@ -68,7 +66,7 @@ def _patch(tqdm: Any) -> None:
 def _init(original: Any, bar: Any, *args: Any, **kwargs: Any) -> None:
     file = args[_FILE_ARGUMENT] if len(args) > _FILE_ARGUMENT else kwargs.get("file")
     number = next(report.bar_ids) if file is None or is_standard(file) else 0
-    setattr(bar, ID, number)
+    bar.distmagic_id = number
     if number:
         # An argument only of tqdm.notebook, like a width of "100%".
         kwargs.pop("display", None)
@@ -85,47 +83,47 @@ def _status_printer(original: Any, file: Any) -> Any:
 
 
 def _display(original: Any, bar: Any, msg: str | None = None, pos: Any = None) -> Any:
-    if not getattr(bar, ID):
+    if not bar.distmagic_id:
         return original(bar, msg, pos)
     if not bar.disable:
         _post(bar)
         return True
     # `close` has disabled the bar, and draws its last line. Other threads may still draw a bar that they share.
-    if msg is None and getattr(bar, _CLOSING) == threading.get_ident():
-        setattr(bar, _CLOSING, 0)
+    if msg is None and bar.distmagic_closing == threading.get_ident():
+        bar.distmagic_closing = 0
         bar.fp.write(str(bar))
     return False
 
 
 def _refresh(original: Any, bar: Any, *args: Any, **kwargs: Any) -> Any:
     draws_itself = type(bar).display is not sys.modules[_STD].tqdm.display
-    if getattr(bar, ID) and not bar.disable and draws_itself:
+    if bar.distmagic_id and not bar.disable and draws_itself:
         # A subclass that draws in its own way, and may not call the replaced `display`.
         _post(bar)
     return original(bar, *args, **kwargs)
 
 
 def _clear(original: Any, bar: Any, *args: Any, **kwargs: Any) -> None:
-    if not getattr(bar, ID):
+    if not bar.distmagic_id:
         original(bar, *args, **kwargs)
 
 
 def _close(original: Any, bar: Any) -> None:
-    was_open = not getattr(bar, "disable", True) and getattr(bar, ID)
+    was_open = not getattr(bar, "disable", True) and bar.distmagic_id
     draws_nothing = was_open and getattr(bar, "sp", None) is _draw_nothing
     if draws_nothing:
         bar.sp = bar.fp.write  # a subclass may draw by `sp` in its `display`: its last line is written to the log too
-        setattr(bar, _CLOSING, threading.get_ident())
+        bar.distmagic_closing = threading.get_ident()
     original(bar)
     if draws_nothing:
         bar.sp = _draw_nothing
-    if was_open and getattr(bar, _SHOWN):
+    if was_open and bar.distmagic_shown:
         _post(bar, closed=True)
 
 
 def _iter(original: Any, bar: Any) -> Iterator[Any]:
     for number, item in enumerate(original(bar), 1):
-        setattr(bar, AT, number)
+        bar.distmagic_at = number
         yield item
         steps.iterated()
 
@@ -162,7 +160,7 @@ def _post(bar: Any, *, closed: bool = False) -> None:
             done = float(shown["n"]) - float(shown.get("initial") or 0)
             rate = done / shown["elapsed"]
         new = Bar(
-            id=getattr(bar, ID),
+            id=bar.distmagic_id,
             desc=str(shown["prefix"] or "").removesuffix(": "),
             n=float(shown["n"]) * scale,
             total=None if shown["total"] is None else float(shown["total"]) * scale,
@@ -173,5 +171,5 @@ def _post(bar: Any, *, closed: bool = False) -> None:
         )
     except (TypeError, ValueError):
         return  # the user's code counts in objects that are no numbers
-    setattr(bar, _SHOWN, True)
+    bar.distmagic_shown = True
     report.post_bar(new)

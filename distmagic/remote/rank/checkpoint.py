@@ -23,10 +23,10 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import places
 
 _STEP = "distmagic_step"
@@ -35,7 +35,7 @@ _STATE = "state"
 _ABANDONED_S = 600.0  # an unfinished file that was unchanged for so long is abandoned
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Snapshot:
     """A rank's information about the snapshot on its host. `job` is the job that wrote it, "" if unknown."""
 

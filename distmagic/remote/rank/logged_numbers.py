@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from distmagic.remote.rank.bars import AT
 from distmagic.remote.rank.outbox import NumberSource
 from distmagic.remote.rank.report import report_logged
 from distmagic.remote.training import import_hooks
@@ -85,7 +84,7 @@ def _log_of_bar(bar: Any, values: Mapping[str, object]) -> None:
     was_shown = hasattr(bar, "unit")  # tqdm sets nothing for a disabled bar
     if was_shown and not type(bar).__module__.startswith(_FRAMEWORKS):
         # During an iteration over a bar, its own count lags like its display.
-        count = max(bar.n, (bar.initial or 0) + getattr(bar, AT))
+        count = max(bar.n, (bar.initial or 0) + bar.distmagic_at)
         report_logged(values, NumberSource.BAR, step=count)
 
 

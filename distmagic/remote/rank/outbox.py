@@ -1,6 +1,6 @@
 """The queue of a rank's reports to the agent: waiting points of metrics and bars, and packets of them.
 
-Only `flush` waits for the agent. Data that can't be sent stays in lists of limited size until a later call. Every call
+Only `flush` and `send_for_sure` wait for the agent. Data that can't be sent stays in lists of limited size until a later call. Every call
 adds its data to `inbox`, and sends the inbox unless another thread is doing so.
 """
 
@@ -10,6 +10,7 @@ import enum
 import itertools
 import json
 import math
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from distmagic.remote.wire.codec import encode, packed
+from distmagic.remote.wire.codec import Message, encode, packed
 from distmagic.remote.wire.events import Picture
 from distmagic.remote.wire.parts import Bar
 
@@ -33,6 +34,7 @@ _MOST_METRICS = 1000  # limit for each row
 # Sending a packet costs as much as 20 calls, and wakes the agent.
 _BURST = 50.0  # packets at once
 _REFILL = 10.0  # packets a second
+_PAUSE_S = 0.002  # between two attempts to send
 TOGETHER = 256  # calls whose data waits in the inbox: taking them together is cheaper
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
@@ -128,7 +130,7 @@ class Outbox:
             while not self._send_all():
                 if time.monotonic() >= give_up:
                     return False
-                time.sleep(0.002)
+                time.sleep(_PAUSE_S)
             return True
         finally:
             self._busy.release()
@@ -143,7 +145,7 @@ class Outbox:
         )
         packet = encode(picture)
         while not self._send(packet) and time.monotonic() < give_up_s:
-            time.sleep(0.002)
+            time.sleep(_PAUSE_S)
 
     def _may_send(self) -> bool:
         """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one ten times a second."""
@@ -258,7 +260,15 @@ class Outbox:
             "step": self._step,
             "total": self._total,
             "points": points,
-            "bars": [_bounded(bar) for bar in bars],
+            "bars": [
+                {
+                    **vars(bar),
+                    "desc": bar.desc[:200],
+                    "unit": bar.unit[:40],
+                    "postfix": bar.postfix[:500],
+                }
+                for bar in bars
+            ],
             "device": device,
         }
         return f"{_json(fields)}\n".encode()
@@ -270,16 +280,6 @@ def _halved(points: list[float]) -> Iterator[float]:
     return itertools.chain.from_iterable(whole[(len(whole) - 1) % 2 :: 2])
 
 
-def _bounded(bar: Bar) -> dict[str, object]:
-    """Return the fields of a bar, with the user's texts shortened."""
-    return {
-        **vars(bar),
-        "desc": bar.desc[:200],
-        "unit": bar.unit[:40],
-        "postfix": bar.postfix[:500],
-    }
-
-
 def _device() -> str:
     """Return the GPU that this process uses, "" for none; does not initialize one."""
     torch = sys.modules.get("torch")
@@ -287,3 +287,20 @@ def _device() -> str:
     if cuda is None or not cuda.is_initialized():
         return ""
     return f"cuda:{cuda.current_device()}"
+
+
+def send(conn: socket.socket, packet: bytes) -> bool:
+    """Send without blocking; return False if the agent has no room for it now."""
+    try:
+        conn.send(packet, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # the agent is gone, and the kernel ends this process in a moment
+    return True
+
+
+def send_for_sure(conn: socket.socket, message: Message) -> None:
+    """Send, waiting for the agent as long as it has no room."""
+    while not send(conn, encode(message)):
+        time.sleep(_PAUSE_S)

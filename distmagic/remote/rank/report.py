@@ -1,7 +1,7 @@
 """Sends a rank's progress to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
 
 Progress is sent as `Progress` lines over the rank's socket (see `outbox`). The agent may be slow, so no function waits
-for it, except `flush` at the very end. No thread is used: data that can't be sent now is sent by a later call. So
+for it, except `end`. No thread is used: data that can't be sent now is sent by a later call. So
 threads, signal handlers and finalizers of tqdm bars never wait for each other.
 """
 
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from distmagic.remote.rank.outbox import TOGETHER, NumberSource, Outbox, ReportedRow
@@ -113,46 +114,32 @@ def track(
         # A DataLoader over an iterable dataset raises TypeError of its own.
         with contextlib.suppress(*_NOT_A_NUMBER):
             total = float(len(iterable))  # type: ignore[arg-type]
-    bar = _TrackBar(desc, total)
+    number = next(bar_ids)
+    done = 0
+    began = time.monotonic()
+    due = began + _TRACK_EVERY_S
+
+    def post(*, closed: bool = False) -> None:
+        past = time.monotonic() - began
+        rate = done / past if done and past > 0 else None
+        post_bar(
+            Bar(
+                id=number, desc=str(desc), n=done, total=total, rate=rate, closed=closed
+            )
+        )
+
+    post()
     try:
         for item in iterable:
             yield item
-            bar.advance()
+            done += 1
+            now = time.monotonic()
+            if now >= due:
+                due = now + _TRACK_EVERY_S
+                post()
+            steps.iterated()
     finally:
-        bar.post(closed=True)
-
-
-class _TrackBar:
-    """The bar of one `track`."""
-
-    def __init__(self, desc: str, total: float | None) -> None:
-        self.id, self.desc, self.total = next(bar_ids), str(desc), total
-        self.n = 0
-        self.began = time.monotonic()
-        self.due = self.began + _TRACK_EVERY_S
-        self.post()
-
-    def advance(self) -> None:
-        self.n += 1
-        now = time.monotonic()
-        if now >= self.due:
-            self.due = now + _TRACK_EVERY_S
-            self.post()
-        steps.iterated()
-
-    def post(self, *, closed: bool = False) -> None:
-        past = time.monotonic() - self.began
-        rate = self.n / past if self.n and past > 0 else None
-        post_bar(
-            Bar(
-                id=self.id,
-                desc=self.desc,
-                n=self.n,
-                total=self.total,
-                rate=rate,
-                closed=closed,
-            )
-        )
+        post(closed=True)
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -161,9 +148,8 @@ def _number(name: str, value: Any) -> float | None:
     try:
         return float(value) if type(value) is int else _as_float(value)
     except _NOT_A_NUMBER as error:
-        _complain(
-            f"{name!r} is a {type(value).__name__} that is not one number ({error})"
-        )
+        what = f"{name!r} is a {type(value).__name__} that is not one number ({error})"
+        complain("report", what)
         return None
 
 
@@ -173,10 +159,6 @@ def _as_float(value: Any) -> float:
         raise ValueError("its shape is not ()")
     item = getattr(value, "item", None)
     return float(value if item is None else item())
-
-
-def _complain(what: str) -> None:
-    complain("report", what)
 
 
 def complain(function: str, what: str) -> None:
@@ -213,18 +195,14 @@ def begin(
         _here.watches_forks = True
         # A DataLoader's worker process reports nothing.
         os.register_at_fork(after_in_child=_turn_off)
-    _here.link = Outbox(send, rank, restart, clock, _complain)
+    _here.link = Outbox(send, rank, restart, clock, partial(complain, "report"))
 
 
 def end() -> None:
-    """Send what is left, and disable reports from now on."""
-    flush()
+    """Send what is left, waiting at most 2 s for the agent, and disable reports from now on."""
+    if _here.link is not None:
+        _here.link.flush(_FLUSH_S)
     _turn_off()
-
-
-def flush(*, blocking: bool = True) -> bool:
-    """Send all pending reports, waiting at most 2 s for the agent if `blocking`; return whether none is left."""
-    return _here.link is None or _here.link.flush(_FLUSH_S if blocking else 0.0)
 
 
 def post_bar(bar: Bar) -> None:

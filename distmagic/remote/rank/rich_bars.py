@@ -17,8 +17,6 @@ from distmagic.remote.rank.bars import is_standard
 from distmagic.remote.training import import_hooks
 from distmagic.remote.wire.parts import Bar
 
-_IDS = "_distmagic_ids"  # attribute of a display: {number of a task: number of its bar}
-_POSTED_S = "_distmagic_posted_s"  # attribute of a display: when it was last posted
 _PAUSE_S = 0.1  # between two posts of a display that is changed very often
 _CHANGING = ("update", "advance", "reset", "stop_task")
 
@@ -30,8 +28,9 @@ def install() -> None:
 
 def _patch(module: ModuleType) -> None:
     progress = module.Progress
-    setattr(progress, _IDS, None)
-    setattr(progress, _POSTED_S, 0.0)
+    # Attributes of a display.
+    progress.distmagic_ids = None  # {number of a task: number of its bar}
+    progress.distmagic_posted_s = 0.0  # when it was last posted
     for name in _CHANGING:
         import_hooks.wrap(progress, name, _change)
     import_hooks.wrap(progress, "get_renderable", _draw)
@@ -44,7 +43,7 @@ def _patch(module: ModuleType) -> None:
 
 def _change(original: Any, display: Any, /, *args: Any, **kwargs: Any) -> None:
     original(display, *args, **kwargs)
-    is_due = time.monotonic() - getattr(display, _POSTED_S) >= _PAUSE_S
+    is_due = time.monotonic() - display.distmagic_posted_s >= _PAUSE_S
     if is_due or all(task.finished for task in display.tasks):
         _post_all(display)
 
@@ -68,16 +67,16 @@ def _remove_task(original: Any, display: Any, task_id: Any) -> None:
 
 
 def _post_all(display: Any, *, closed: bool = False) -> None:
-    setattr(display, _POSTED_S, time.monotonic())
+    display.distmagic_posted_s = time.monotonic()
     for task in display.tasks:
         _post(display, task, closed=closed)
 
 
 def _post(display: Any, task: Any, *, closed: bool) -> None:
     """Post a task as a bar; a task that has become invisible is posted once more, as a closed bar."""
-    if getattr(display, _IDS) is None:
-        setattr(display, _IDS, {})
-    numbers: dict[Any, int] = getattr(display, _IDS)
+    if display.distmagic_ids is None:
+        display.distmagic_ids = {}
+    numbers: dict[Any, int] = display.distmagic_ids
     is_hidden = (
         display.disable or not task.visible or not is_standard(display.console.file)
     )

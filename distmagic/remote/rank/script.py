@@ -31,39 +31,27 @@ def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> N
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [*roots, *([before] if before else [])]
         )
-    if script.is_module:
-        sys.path[:] = [os.getcwd(), *roots, *sys.path, bundle]
-        sys.argv[:] = ["-m", *script.args]
-        sys.orig_argv[:] = [sys.executable, "-u", "-m", script.path, *script.args]
-        _empty(main)
-        runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
-        return
-    # The script was started in another directory: --cwd.
+    # Otherwise the script was started in another directory: --cwd.
     is_there = script.shown and os.path.exists(script.shown)
     shown = script.shown if is_there else path
-    sys.path[:] = [
-        os.path.dirname(os.path.realpath(path)),
-        *roots,
-        *sys.path,
-        bundle,
-    ]
-    sys.argv[:] = [shown, *script.args]
-    sys.orig_argv[:] = [sys.executable, "-u", shown, *script.args]
-    _empty(main)
+    first, started = os.path.dirname(os.path.realpath(path)), [shown]
+    if script.is_module:
+        first, started = os.getcwd(), ["-m", script.path]
+    sys.path[:] = [first, *roots, *sys.path, bundle]
+    sys.argv[:] = [started[0], *script.args]
+    sys.orig_argv[:] = [sys.executable, "-u", *started, *script.args]
+    # Only the names that Python itself sets stay in `__main__`.
+    for name in vars(main).keys() - {"__name__", "__builtins__"}:
+        del vars(main)[name]
+    vars(main).update(__doc__=None, __package__=None, __spec__=None, __loader__=None)
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
+    if script.is_module:
+        runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # noqa: SLF001 - what `python -m` calls
+        return
     main.__file__ = os.path.join(os.getcwd(), shown)
     main.__dict__["__cached__"] = None
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     with open(path, "rb") as file:
         text = file.read()
     exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's program
-
-
-def _empty(main: ModuleType) -> None:
-    """Remove everything from `__main__` except the names that Python itself sets."""
-    for name in [
-        name for name in vars(main) if name not in ("__name__", "__builtins__")
-    ]:
-        del vars(main)[name]
-    vars(main).update(__doc__=None, __package__=None, __spec__=None, __loader__=None)
-    if sys.version_info < (3, 14):
-        vars(main)["__annotations__"] = {}

@@ -63,7 +63,6 @@ def show(figure: object) -> None:
 
 def _png(figure: Any) -> bytes:
     """Return a picture as PNG, scaled down if it would be too large."""
-    into = io.BytesIO()
     for scale in _SCALES:
         into = io.BytesIO()
         if hasattr(figure, "savefig"):

@@ -1,4 +1,7 @@
-"""Makes the source of cells available on a rank: for tracebacks, warnings, `inspect.getsource` and compilers."""
+"""Makes the source of cells available on a rank: for tracebacks, warnings, `inspect.getsource` and compilers.
+
+Also returns what else the payload says about the user's code.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +59,25 @@ def needs_new(code: Path, loaded: Iterable[str]) -> bool:
     if names is None:
         return False
     # `import a.b` also loads a.
-    allowed = {
-        name[:end]
-        for name in names
-        for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name))
-    }
-    return not allowed.issuperset(loaded)
+    return not all(
+        any(f"{name}.".startswith(f"{one}.") for name in names) for one in loaded
+    )
 
 
 def imports(code: Path) -> list[str]:
     """Return the names of the modules that the texts of this payload import."""
-    return [str(name) for name in read(code).get("imports", ())]
+    return list(read(code).get("imports", ()))
 
 
-def read(code: Path) -> dict[str, Any]:
+def import_paths(from_agent: Mapping[str, Any]) -> list[str]:
+    """Return the folders of the user's own modules: in the run's working directory, or on the notebook machine.
+
+    `from_agent` has the values that the agent passes to its ranks.
+    """
+    return list(from_agent["paths"] or read(from_agent["code"]).get("roots", ()))
+
+
+def read(code: str | Path) -> dict[str, Any]:
     """Return the payload's data about the user's sources. Raises OSError, ValueError, KeyError, BadZipFile."""
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))

@@ -14,9 +14,10 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import processes
 from distmagic.remote.wire.parts import Frame, Thread
 
@@ -68,7 +69,7 @@ def is_ready(run_dir: Path, pid: int) -> bool:
         return False  # it has ended, or belongs to another user, or has closed a file meanwhile
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Sources:
     """The user's names of files: `labels` of cells, and `texts` of cells and scripts, by file name.
 

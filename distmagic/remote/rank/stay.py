@@ -27,18 +27,18 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from distmagic.remote.rank import calls, report, sources
+from distmagic.remote.rank import calls, ending, outbox, report, sources
+from distmagic.remote.rank.ending import Rank
 from distmagic.remote.system import threads
 from distmagic.remote.training import groups, steps
 from distmagic.remote.values import call, parcel, reloading
-from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.wire import codec
 from distmagic.remote.wire.cells import (
     MOST_NAMES,
@@ -63,42 +63,20 @@ _MOST_GROUPS = 200
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
 
-# A function that does its work and returns how it ended, whatever was raised.
-Ending = Callable[[Callable[[], Ended]], Ended]
-
 
 class PeerFailed(KeyboardInterrupt):
     """Raised in a cell when another rank of the cell has failed. `except Exception` does not catch it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """The process of a rank that stays, as its cell loop uses it.
-
-    `folder` is for its own files, `blobs` has the payload's files. The user's modules are in `paths`, () on the
-    notebook machine. Values are sent in `form`. `labels` of cells are by file name. `send` sends a message reliably;
-    `begin_reports` lets the reports of a cell start at 0. `keep` writes a value to the rank's result file, and returns
-    the outcome.
-    """
-
-    rank: int
-    main: ModuleType
-    folder: Path
-    blobs: Path
-    paths: tuple[str, ...]
-    form: SourceForm | None
-    labels: dict[str, str]
-    send: Callable[[codec.Message], None]
-    begin_reports: Callable[[], None]
-    keep: Callable[[object], Ended]
-
-
 class CellLoop:
-    """The loop of one rank."""
+    """The loop of one rank, whose agent is at the other end of `conn`. `labels` of cells are by file name."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._rank, self._main = around.rank, around.main
+    def __init__(
+        self, rank: Rank, conn: socket.socket, main: ModuleType, labels: dict[str, str]
+    ) -> None:
+        self._this, self._conn, self._main, self._labels = rank, conn, main, labels
+        self._rank = rank.rank
+        self._form = sources.form_of_results(rank.code)  # of values that are sent
         self._inbox: queue.SimpleQueue[RunCell | None] = queue.SimpleQueue()
         self._last = 0  # the number of the last received cell
         self._running = 0  # the number of the running cell, 0 between two
@@ -116,25 +94,28 @@ class CellLoop:
         self._main_file: Path | None = None  # names them
         self._pid = os.getpid()
 
-    def run(self, conn: socket.socket, ending: Ending) -> None:
+    def run(self) -> None:
         """Run cells until the agent closes the connection."""
         signal.signal(signal.SIGINT, self._interrupt)
         # So NCCL aborts communicators without ending the process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         steps.install()
-        sources.label_warnings(self._around.labels)
-        reader = threads.begin("cells", self._read, conn)
+        sources.label_warnings(self._labels)
+        reader = threads.begin("cells", self._read)
         while (request := self._inbox.get()) is not None:
-            self._run_cell(request, ending)
+            self._run_cell(request)
         _forget_failure()
         reader.join()
 
+    def _send(self, message: codec.Message) -> None:
+        outbox.send_for_sure(self._conn, message)
+
     # ---- the reading thread
 
-    def _read(self, conn: socket.socket) -> None:
+    def _read(self) -> None:
         while True:
             try:
-                packet = conn.recv(1 << 18)
+                packet = self._conn.recv(1 << 18)
                 message = codec.decode(packet)[1] if packet else None
             except (OSError, codec.BadLine):
                 message = None
@@ -149,8 +130,8 @@ class CellLoop:
                 self._last = message.cell
             self._inbox.put(message)
         elif isinstance(message, ParkAtStep) and self._running == message.cell:
-            made = vars(steps.ask())
-            self._around.send(StepCount(cell=message.cell, rank=self._rank, **made))
+            made = steps.ask()
+            self._send(StepCount(cell=message.cell, rank=self._rank, **made))
         elif isinstance(message, StopAtStep) and self._running == message.cell:
             steps.stop_at(message.kind, message.step)
         elif isinstance(message, InterruptCell):
@@ -203,21 +184,23 @@ class CellLoop:
                 raise bdb.BdbQuit
             raise KeyboardInterrupt
 
-    def _run_cell(self, request: RunCell, ending: Ending) -> None:
+    def _run_cell(self, request: RunCell) -> None:
         with self._lock:
             self._interrupts.pop(self._cell, None)
             self._cell = request.cell
         text = request.text if self._rank == request.ranks[0] else ""
-        self._around.send(
+        self._send(
             CellBegan(
                 cell=request.cell, rank=self._rank, is_users=bool(request.text), text=text,
             )
         )  # fmt: skip
         # Earlier cells may have set other handlers.
         signal.signal(signal.SIGINT, self._interrupt)
-        self._around.begin_reports()
+        send = partial(outbox.send, self._conn)
+        report.begin(send, rank=self._rank, restart=self._this.restart)
         self._shown = self._value = ""
-        ended = ending(partial(self._perform, request))
+        work = partial(self._perform, request)
+        ended = ending.ended_after(self._this, self._labels, work)
         self._stop_running()
         if ended.failure and ended.failure.type in _OUT_OF_MEMORY:
             _free_memory()
@@ -229,7 +212,7 @@ class CellLoop:
             os._exit(
                 ended.code & 0xFF
             )  # a child that the cell has forked, and that came to its end
-        self._around.send(
+        self._send(
             CellEnded(
                 cell=request.cell, rank=self._rank, ended=ended, shown=self._shown, value=self._value,
                 names=tuple(self._own_names()), groups=groups.calls()[:_MOST_GROUPS],
@@ -266,7 +249,9 @@ class CellLoop:
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
                 groups.make_anew()
-            reloading.bring(cell.modules, self._around.paths, names)
+            # The notebook machine has the modules.
+            paths = self._this.paths if self._this.work_dir else ()
+            reloading.bring(cell.modules, paths, names)
             value = _value_of(cell, self._main)
             self._own.update(name for name in call.assigned(cell) if name[0] != "_")
             return self._valued(value, keeps=cell.keeps)
@@ -276,7 +261,10 @@ class CellLoop:
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
-            if request.cell not in self._interrupts or not _is_of_interrupt(error):
+            # It has left a debugger, or a process group was broken, on any rank.
+            is_of_group = re.search("gloo|NCCL", text_of(error)) or calls.is_of_call(error)  # fmt: skip
+            is_of_interrupt = isinstance(error, bdb.BdbQuit) or is_of_group
+            if request.cell not in self._interrupts or not is_of_interrupt:
                 raise
             raise KeyboardInterrupt from error
         finally:
@@ -294,7 +282,7 @@ class CellLoop:
         data = self._pickled(value)
         self._value = base64.b64encode(data).decode()
         if keeps and not data:
-            return self._around.keep(value)
+            return ending.keep(self._this, value, self._form)
         ended = replace(ended, result_bytes=len(data) or None)
         if keeps:
             return ended
@@ -305,10 +293,14 @@ class CellLoop:
     def _load(self, request: RunCell) -> call.Cell:
         """Return the cell, and assign the names that come with it, except those that cells on this rank assigned."""
         # A new file each time: values of earlier cells may be mapped from their own file.
-        path = self._around.folder / f"rank{self._rank}.cell{request.cell}"
+        path = self._this.folder / f"rank{self._rank}.cell{request.cell}"
         if request.blob:
             # The blob's own name is removed once nothing has used it for minutes.
-            _link_or_copy(self._around.blobs / request.blob, path)
+            blob = self._this.call.parent / request.blob
+            try:
+                os.link(blob, path)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(blob, path)
         else:
             path.write_bytes(base64.b64decode(request.data))
         names = vars(self._main)
@@ -331,7 +323,7 @@ class CellLoop:
             old = self._defining.pop(defined, None)
             self._defining[defined] = path
             # A new file: a fork server has loaded the previous one, and does not read it again.
-            main = self._around.folder / f"rank{self._rank}.main{request.cell}.py"
+            main = self._this.folder / f"rank{self._rank}.main{request.cell}.py"
             self._main.__file__ = call.write_main(main, *self._defining.values())
             for file in (old, self._main_file):
                 if file is not None:
@@ -339,29 +331,22 @@ class CellLoop:
             self._main_file = main
         else:
             path.unlink()
-        self._around.labels.update(cell.labels)
+        self._labels.update(cell.labels)
         sources.know(cell.texts)
         return cell
 
     def _pickled(self, value: object) -> bytes:
         """Return the parcel of a value, b"" if it is too large or can't be pickled."""
-        path = self._around.folder / f"rank{self._rank}.value"
+        path = self._this.folder / f"rank{self._rank}.value"
         try:
             size = parcel.dump(
-                value, path, source=self._around.form, limit_bytes=_LARGEST_VALUE_BYTES
+                value, path, source=self._form, limit_bytes=_LARGEST_VALUE_BYTES
             )
             data = path.read_bytes() if size <= _MOST_VALUE_BYTES else b""
             path.unlink()
         except Exception:  # noqa: BLE001 - pickling runs anybody's code
             return b""
         return data
-
-
-def _link_or_copy(file: Path, to: Path) -> None:
-    try:
-        os.link(file, to)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(file, to)
 
 
 def _value_of(cell: call.Cell, main: ModuleType) -> object:
@@ -420,12 +405,6 @@ def _is_at_debugger(frame: FrameType | None) -> bool:
             return isinstance(frame.f_locals.get("self"), bdb.Bdb)
         frame = frame.f_back
     return False
-
-
-def _is_of_interrupt(error: Exception) -> bool:
-    """Whether an interrupt has caused an error: it has left a debugger, or a process group was broken, on any rank."""
-    is_of_group = calls.is_of_call(error) or re.search("gloo|NCCL", text_of(error))
-    return isinstance(error, bdb.BdbQuit) or bool(is_of_group)
 
 
 def _interrupt_main() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,14 +22,12 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     start = path.name.encode("ascii", "ignore")[:64].decode()
     aside = path.with_name(f".{start}.{secrets.token_hex(6)}")
     try:
-        descriptor = os.open(
-            aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
+        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w+b", buffering=-1 if is_buffered else 0) as file:
             yield file
         os.replace(aside, path)
     finally:
-        with contextlib.suppress(OSError):  # it has its final name now
+        with suppress(OSError):  # it has its final name now
             aside.unlink()
 
 
@@ -41,7 +38,7 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
     If another process or thread is filling it now, yield an empty file next to `part`. It is removed after the block
     unless it was renamed. Call `on_disk` before renaming a complete file. Raises OSError.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with _open(part, flags, mode) as file:
         if _is_ours(file, part):
             yield file, part
@@ -51,7 +48,7 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
         with _open(aside, flags | os.O_EXCL, mode) as file:
             yield file, aside
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             aside.unlink()
 
 
@@ -68,7 +65,7 @@ def _open(path: Path, flags: int, mode: int) -> Iterator[BinaryIO]:
     try:
         yield file
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             file.close()
 
 

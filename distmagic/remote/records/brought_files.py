@@ -10,7 +10,6 @@ For each file or folder that a user has copied:
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -18,6 +17,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from distmagic.remote.records import listing, owners, places
@@ -82,7 +82,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
     """Return the copied files that still exist unchanged. They count as in use while any job runs on this host."""
     found = []
     for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             origin, _, root = os.fsdecode((about / "root").read_bytes()).partition("\n")
             sizes = [os.lstat(path).st_size for path in _unchanged(about, root)]
             age_s = places.now_at(about.parent) - (about / "files").stat().st_mtime
@@ -114,7 +114,7 @@ def remove(root: str) -> int:
             folders.add(folder)
             folder = os.path.dirname(folder)
     for folder in sorted(folders, key=len, reverse=True):
-        with contextlib.suppress(OSError):  # it has files of another origin
+        with suppress(OSError):  # it has files of another origin
             os.rmdir(folder)
     shutil.rmtree(about, ignore_errors=True)
     return size
@@ -141,7 +141,7 @@ def _unchanged(about: Path, root: str) -> Iterator[str]:
         latest[inner] = int(size), int(time_ns)
     for inner, looks in latest.items():
         path = os.path.join(root, file_names.unquoted(inner)) if inner else root
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = os.lstat(path)
             if (status.st_size, status.st_mtime_ns) == looks:
                 yield path

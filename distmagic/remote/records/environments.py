@@ -15,7 +15,6 @@ are the user's.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -26,7 +25,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,7 +168,7 @@ def check_name(name: str) -> None:
 
 def touch_own() -> None:
     """Mark the environment of this process as in use, if distmagic made it."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if _OWN.parent.samefile(root()):
             places.touch([_OWN])
 
@@ -181,7 +180,7 @@ def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]
     """
     found = []
     for path in root().glob(".*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             age_s = now - path.lstat().st_mtime
             is_ours = _DIGEST.fullmatch(path.name) and not path.is_symlink()
             if owner and owners.of(path) != (owner,):
@@ -193,7 +192,7 @@ def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]
 
 def remove(path: Path) -> None:
     """Remove an environment and the names that link to it, unless it is being made or in use."""
-    with contextlib.suppress(OSError), Environment(path=path).locked() as is_free:
+    with suppress(OSError), Environment(path=path).locked() as is_free:
         # Removing earlier ones may have taken long, and a job may have started in it since.
         age_s = places.now_at(root()) - path.lstat().st_mtime
         if not is_free or age_s < _IN_USE_S:
@@ -202,7 +201,7 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
         Environment(path=path)._lock.unlink(missing_ok=True)  # noqa: SLF001
     for link in root().glob("[!.]*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if _is_link_of_ours(link) and not places.file_type(link.resolve()):
                 link.unlink(missing_ok=True)
 

@@ -5,19 +5,20 @@ Only a contact does this, after its first answer, at most once a minute.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
 import stat
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.remote.records import environments, listing, places, work_dirs
 
 KEPT_DAYS = 7.0
+_KEPT_S = KEPT_DAYS * 86400
 KEPT_BYTES = 2 << 30  # limit for all jobs of one owner, and again for all blobs
 _PARTIAL_S = 3600.0
 _TIDY_S = 60.0
@@ -46,9 +47,9 @@ def tidy() -> None:
     came_back_s = places.changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:
         return
-    was_away = 0 < was_here_s < now - KEPT_DAYS * 86400
+    was_away = 0 < was_here_s < now - _KEPT_S
     for stamp in (_HERE, _CAME_BACK) if was_away else (_HERE,):
-        with contextlib.suppress(OSError):  # no space
+        with suppress(OSError):  # no space
             (home / stamp).touch(mode=0o600)
     if was_away:
         expire(came_back_s)
@@ -74,15 +75,15 @@ def expire(now: float | None = None) -> None:
         kept_bytes += blob.size_bytes
         age_s = now - blob.changed_s
         is_partial = len(blob.name) != 64  # the process that wrote it was killed
-        is_old = age_s > (_PARTIAL_S if is_partial else KEPT_DAYS * 86400)
+        is_old = age_s > (_PARTIAL_S if is_partial else _KEPT_S)
         is_beyond = kept_bytes > KEPT_BYTES and age_s > _YOUNG_S and not is_receiving
         if is_old or is_beyond:
             _remove(folder / blob.name)
-    work_dirs.expire(now, KEPT_DAYS * 86400)
-    remove(path for path, _ in environments.unused(KEPT_DAYS * 86400, now))
+    work_dirs.expire(now, _KEPT_S)
+    remove(path for path, _ in environments.unused(_KEPT_S, now))
     for path in (places.home() / "setup").glob("*"):
-        with contextlib.suppress(OSError):
-            if now - path.stat().st_mtime > KEPT_DAYS * 86400:
+        with suppress(OSError):
+            if now - path.stat().st_mtime > _KEPT_S:
                 path.unlink()
 
 
@@ -93,7 +94,7 @@ def _expire_jobs(now: float) -> None:
     kept_bytes: dict[str, int] = {}  # by owner
     for job in jobs:
         age_s = now - job.changed_s
-        if age_s > KEPT_DAYS * 86400:
+        if age_s > _KEPT_S:
             _remove(folder / job.name)
             continue
         owner = listing.kept_for(folder / job.name)
@@ -117,7 +118,7 @@ def _is_receiving(blobs: Iterable[_Entry], now: float) -> bool:
 
 def mark_fetched(result: Path) -> None:
     """Record that a notebook has received a whole result. Errors of the disk are ignored."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 
 
@@ -136,16 +137,15 @@ def unused(
     entries = _entries(folder)
     if _is_receiving(entries, now):
         return []
-    others = [entry for entry in entries if entry.name != bundle]
     blobs = [
         (folder / entry.name, entry.size_bytes)
-        for entry in others
-        if now - entry.changed_s > _TOUCHED_S
+        for entry in entries
+        if entry.name != bundle and now - entry.changed_s > _TOUCHED_S
     ]
     setups = []
     if not owner:
         for path in (places.home() / "setup").glob("[!.]*"):
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 setups.append((path, path.lstat().st_size))
     return [*blobs, *environments.unused(_TOUCHED_S, now, owner), *setups]
 
@@ -185,7 +185,7 @@ def _entries(folder: Path) -> list[_Entry]:
         if time.monotonic() > until:
             break
         # Another contact may remove it at the same time. Files of another user are not removed.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             found.append(_entry(str(folder), name))
     return sorted(found, key=lambda entry: entry.changed_s, reverse=True)
 

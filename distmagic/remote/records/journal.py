@@ -7,12 +7,11 @@ is in their logs; the journal has its position there, and `expand` inserts the t
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,14 +58,8 @@ class Journal:
         self._recent_bytes = 0
         self._first = 1  # the number of _recent[0]
         self.last = 0
-        with contextlib.suppress(OSError):
-            fd = os.open(
-                folder / _RESERVE,
-                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
-                0o600,
-            )
-            with open(fd, "wb") as file:
-                file.write(bytes(_RESERVE_BYTES))
+        with suppress(OSError):
+            (folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
     @property
     def error(self) -> str:
@@ -92,6 +85,10 @@ class Journal:
             self._recent_bytes -= len(self._recent.popleft())
             self._first += 1
 
+    def notice(self, text: str) -> None:
+        """Add an event with a text for the user."""
+        self.add(protocol.Notice(text=text))
+
     def settle(self, *, at_all_costs: bool = False) -> None:
         """Write the events for which the disk had no room, if it has room now. `at_all_costs` frees the reserve."""
         while self._owed:
@@ -103,7 +100,7 @@ class Journal:
             self._owed.popleft()
 
     def _give_reserve(self) -> bool:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             (self.folder / _RESERVE).unlink()
             return True
         return False
@@ -125,7 +122,7 @@ class Journal:
     def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         if after + 1 < self._first:
             # The folder was removed: a `Skipped` replaces its events.
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 for number, line in read(
                     self.folder, after, self._marks[after // _MARK_EVERY], self._owed
                 ):

@@ -6,7 +6,6 @@ They are found on the host's disk and in its process table, so that any kernel t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -15,6 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def _write(folder: Path, listing: protocol.JobListing) -> None:
 
 def note_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
     """Record the current hosts of an elastic job. A full disk does not fail the job."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         _write(folder, replace(_read(folder), hosts=hosts))
 
 
@@ -96,7 +96,7 @@ def kept_for(job: Path) -> str:
     ` (process ...)` or ` (kernel ...)`, is cut off (names.py).
     """
     for file in places.matching(job, f"*/{FILE}"):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             return _ONE_PROCESS.sub("", _read(file.parent).terms.owner)
     return ""
 
@@ -113,7 +113,7 @@ def check_protocol(job: str, node_rank: int) -> None:
 
 def mark_detached(folder: Path) -> None:
     """Record that a job needs no notebook any more. A full disk does not fail the job."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         (folder / _DETACHED).touch(mode=0o600)
 
 
@@ -122,23 +122,15 @@ def jobs(job: str = "") -> Iterator[protocol.JobListing]:
 
     Each is read when its turn comes: a slow disk takes long for a thousand jobs.
     """
-    folders = (
-        [places.job_dir(job, 0).parent]
-        if job
-        else sorted((places.home() / "jobs").glob("*"))
-    )
-    files = [
-        file
-        for folder in folders
-        for file in places.matching(folder, f"*-{socket.gethostname()}/{FILE}")
-    ]
+    name = places.job_dir(job, 0).parent.name if job else "*"
+    pattern = f"{name}/*-{socket.gethostname()}/{FILE}"
     begun = []
-    for file in files:
+    for file in places.matching(places.home() / "jobs", pattern):
         # Another contact is removing it, or a full disk has cut it.
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             begun.append((_read(file.parent), file.parent))
     for one, folder in sorted(begun, key=lambda pair: pair[0].began_s):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             yield _now(one, folder)
 
 
@@ -154,7 +146,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
             folder / _WORK_DIR
         )
     chatter: list[bytes] = []
-    with contextlib.suppress(FileNotFoundError):  # for a job that is about to start
+    with suppress(FileNotFoundError):  # for a job that is about to start
         chatter = _tail(folder / journal.CHATTER_FILE)
     return replace(
         begun,
@@ -177,7 +169,7 @@ def running() -> tuple[protocol.JobListing, ...]:
     """Return the jobs that run on this host."""
     found = []
     for job, node_rank in places.live_runs():
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             folder = places.job_dir(job, node_rank)
             found.append(_now(_read(folder), folder))
     return tuple(one for one in found if one.is_running)
@@ -218,7 +210,7 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
         other = processes.noted(folder / places.PID)
         if other is not None and other.pid == process.pid:
             return None
-    return process if processes.has_role(process, "agent") else None
+    return process if processes.is_agent(process) else None
 
 
 def agents_of(job: str) -> tuple[processes.ProcessInfo, ...]:
@@ -233,7 +225,7 @@ def _reported(lines: Sequence[bytes]) -> protocol.MetricRow | None:
     for line in reversed(lines):
         if not line.startswith(_PROGRESS):
             continue
-        with contextlib.suppress(ValueError):  # it is being written now
+        with suppress(ValueError):  # it is being written now
             _, progress = protocol.decode(line)
             points = getattr(progress, "points", {})
             few = {name: one[-1] for name, one in list(points.items())[:_MOST_METRICS]}
@@ -267,11 +259,11 @@ def remove(job: str, owner: str = "") -> int:
         if is_running(job, node_rank):
             raise OSError(f"job {job} still runs here; stop it first")
         freed += places.size_below(folder)
-        with contextlib.suppress(
+        with suppress(
             FileNotFoundError
         ):  # another host with the same home removes it, too
             shutil.rmtree(folder)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it
     return freed
 

@@ -7,11 +7,11 @@ to be gone. For a gap, a reader gets a line with its size.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,12 +28,12 @@ class Log:
         self._file = -1  # not open
         self._size = 0
         self.error = ""
-        with contextlib.suppress(OSError):  # `append` tries again, and keeps the error
+        with suppress(OSError):  # `append` tries again, and keeps the error
             self._reopen()
 
     def _reopen(self) -> None:
         self._offsets = [offset for offset, _ in pieces(self._path)] or [0]
-        with contextlib.suppress(FileNotFoundError):  # a new log
+        with suppress(FileNotFoundError):  # a new log
             self._size = _piece(self._path, self._offsets[-1]).stat().st_size
         self._file = self._open(self._offsets[-1])
 
@@ -78,14 +78,14 @@ class Log:
             self.error = os.strerror(error.errno or 0)
         if whole and 0 < done < len(data):
             # If that fails, the half stays in the file, and counts.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.ftruncate(self._file, self._size - done)
                 self._size -= done
             done = 0
         return done
 
     def _open(self, offset: int) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         return os.open(_piece(self._path, offset), flags, 0o600)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Log:
 
 def _close(file: int) -> None:
     """Close a file. A file server may report lost data at this point; the descriptor is closed anyway."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.close(file)
 
 
@@ -135,7 +135,7 @@ def read(path: Path, offset: int, size: int) -> bytes:
     for start, piece in pieces(path):
         if start >= until:
             break
-        with contextlib.suppress(FileNotFoundError):  # just removed
+        with suppress(FileNotFoundError):  # just removed
             data = _part(piece, max(0, offset - start), until - max(start, offset))
             found += _gap(start - offset) + data
             offset = max(start, offset) + len(data)
@@ -155,12 +155,12 @@ def _gap(size: int) -> bytes:
     return f"\n[distmagic: {text}]\n".encode()
 
 
-def open_all(path: Path, stack: contextlib.ExitStack) -> list[tuple[BinaryIO, int]]:
+def open_all(path: Path, stack: ExitStack) -> list[tuple[BinaryIO, int]]:
     """Return (file, size) of all parts of a log, including texts for gaps; [] if there are none. Raises OSError."""
     found: list[tuple[BinaryIO, int]] = []
     reached = 0
     for start, piece in pieces(path):
-        with contextlib.suppress(FileNotFoundError):  # just removed
+        with suppress(FileNotFoundError):  # just removed
             file = stack.enter_context(piece.open("rb"))
             size = os.fstat(file.fileno()).st_size
             gap = _gap(start - reached)
@@ -179,6 +179,6 @@ def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     for number, (start, piece) in enumerate(there):
         if number < len(ends) and ends[number] <= offset:
             continue
-        with contextlib.suppress(FileNotFoundError), piece.open("rb") as file:
+        with suppress(FileNotFoundError), piece.open("rb") as file:
             file.seek(max(0, offset - start))
             yield from (line for line in file if line.endswith(b"\n"))

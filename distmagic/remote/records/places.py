@@ -17,7 +17,6 @@ contacts or removes files of another one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import fnmatch
@@ -29,6 +28,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -83,7 +83,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     for part in pattern.split("/"):
         inner = []
         for path in found:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 inner += [path / name for name in os.listdir(path)]
         found = [path for path in inner if fnmatch.fnmatchcase(path.name, part)]
     return sorted(found)
@@ -132,7 +132,7 @@ def size_below(folder: Path) -> int:
     size = 0
     for inner, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 size += os.lstat(os.path.join(inner, name)).st_size
     return size
 
@@ -187,10 +187,10 @@ def host_id() -> str:
     """
     words = []
     for view in _VIEWS:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             found = os.stat(view)
             words.append(f"{found.st_dev}:{found.st_ino}")
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         words.append(_BOOT_ID.read_text())
     return hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
 
@@ -207,11 +207,7 @@ def run_dir(job: str, node_rank: int) -> Path:
 
 def run_dirs(job: str) -> tuple[Path, ...]:
     """Return the existing directories of a job's sockets, for all its nodes; none of other users."""
-    return tuple(
-        path
-        for path in Path("/tmp").glob(f"{_prefix()}{_checked(job)}-*")
-        if _is_ours(path)
-    )
+    return _own_dirs(f"{_prefix()}{_checked(job)}-*")
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
@@ -234,8 +230,7 @@ PID = (
 
 def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
     """Return the existing directories of this user's templates, optionally of one owner and key."""
-    found = Path("/tmp").glob(f"{_prefix()}warm.{owner}.{key}.*")
-    return tuple(path for path in found if _is_ours(path))
+    return _own_dirs(f"{_prefix()}warm.{owner}.{key}.*")
 
 
 def make_warm_dir(owner: str, key: str) -> Path:
@@ -245,11 +240,6 @@ def make_warm_dir(owner: str, key: str) -> Path:
     path = Path(f"/tmp/{_prefix()}warm.{owner}.{key}.{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     return path
-
-
-def dead_templates() -> list[Path]:
-    """Return the directories that killed templates of this user have left."""
-    return [path for path in warm_dirs() if is_deserted(path, TEMPLATE)]
 
 
 def check_run_dir(path: Path) -> None:
@@ -263,21 +253,21 @@ def check_run_dir(path: Path) -> None:
         raise PermissionError(f"{path} is not a private directory of this user")
 
 
-def _is_ours(path: Path) -> bool:
-    try:
-        check_run_dir(path)
-    except OSError:
+def _own_dirs(pattern: str) -> tuple[Path, ...]:
+    """Return the private directories of this user in /tmp whose names match a shell pattern."""
+    found = []
+    for path in Path("/tmp").glob(pattern):
         # Just removed, or of another user, who may want to deceive this one.
-        return False
-    return True
+        with suppress(OSError):
+            check_run_dir(path)
+            found.append(path)
+    return tuple(found)
 
 
 def dead_runs() -> dict[str, list[Path]]:
     """Return {job: its directories} for this user's jobs on this host whose agents were killed."""
     jobs: dict[str, list[Path]] = {}
-    for path in Path("/tmp").glob(f"{_prefix()}*-*-*"):
-        if not _is_ours(path):
-            continue
+    for path in _own_dirs(f"{_prefix()}*-*-*"):
         job = path.name.removeprefix(_prefix()).rpartition("-")[0]
         jobs.setdefault(job, []).append(path)
     return {job: found for job, found in jobs.items() if all(map(is_deserted, found))}
@@ -286,14 +276,10 @@ def dead_runs() -> dict[str, list[Path]]:
 def live_runs() -> list[tuple[str, int]]:
     """Return (job, node_rank) of this user's running agents on this host."""
     names = [
-        path.name.removeprefix(_prefix())
+        path.name.removeprefix(_prefix()).rpartition("-")
         for path in Path("/tmp").glob(f"{_prefix()}*-*")
     ]
-    return [
-        (job, int(node))
-        for job, _, node in (name.rpartition("-") for name in names)
-        if node.isdecimal()
-    ]
+    return [(job, int(node)) for job, _, node in names if node.isdecimal()]
 
 
 def forgotten() -> list[Path]:
@@ -303,8 +289,8 @@ def forgotten() -> list[Path]:
     A rebooted host has a new name in /tmp, so it does not find its old directories itself.
     """
     found = []
-    for path in Path("/tmp").glob(f"distmagic-{os.getuid()}-*-*"):
-        if path.name.startswith(_prefix()) or not _is_ours(path):
+    for path in _own_dirs(f"distmagic-{os.getuid()}-*-*"):
+        if path.name.startswith(_prefix()):
             continue
         listener = TEMPLATE if "-warm." in path.name else READERS
         if is_deserted(path, listener, after_s=_FORGOTTEN_S):
@@ -359,7 +345,7 @@ def is_deserted(
 def touch(paths: Iterable[str | Path]) -> None:
     """Set the times of files to now, so that they do not expire while their job lives. A missing file is no error."""
     for path in paths:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.utime(path)
 
 
@@ -371,6 +357,6 @@ def write_error() -> str:
     except OSError as error:
         return str(error)
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             trial.unlink()
     return ""

@@ -65,12 +65,11 @@ recognized as unchanged.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,7 +113,7 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
         directory = None
         for mark in places.matching(root(), f".*/users/{job}.*"):
             # Another node of the same job has prepared it.
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 if mark.read_text().endswith(_READY):
                     directory = _Directory(path=root() / mark.parent.parent.name[1:])
         if directory is None:
@@ -136,7 +135,7 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
 
 def touch(path: Path, job: str, node_rank: int) -> None:
     """Record that a job still uses its working directory. Errors of the disk are ignored."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         directory = _Directory(path=path)
         places.touch([directory.about])
         # It may have been removed with everything else.
@@ -145,7 +144,7 @@ def touch(path: Path, job: str, node_rank: int) -> None:
 
 def leave(path: Path, job: str, node_rank: int) -> None:
     """Record that a node of a job no longer uses its working directory. Errors of the disk are ignored."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _Directory(path=path).mark_of(job, node_rank).unlink()
 
 
@@ -164,7 +163,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
     found = []
     for path in places.matching(root(), "[!.]*"):
         directory = _Directory(path=path)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             one = KeptWorkDir(
                 name=path.name,
                 origin=directory.origin or "",
@@ -186,7 +185,7 @@ def expire(now: float, kept_s: float) -> None:
     for path in places.matching(root(), "*"):
         if time.monotonic() > until:
             break  # a notebook waits for its first answer
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if path.name.startswith("."):
                 # The data of a working directory, which may no longer exist.
                 is_there = places.file_type(path.with_name(path.name[1:]))

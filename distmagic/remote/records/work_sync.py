@@ -9,13 +9,13 @@ as sent. If the process was killed meanwhile, files that it wrote, and later cha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -80,9 +80,9 @@ class FileSync:
 
     def empty(self) -> None:
         """Start with an empty directory. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.replace(self._path, self._about / f"old-{secrets.token_hex(4)}")
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             (self._about / _FILE).unlink()
         for old in self._about.glob("old-*"):
             shutil.rmtree(old, ignore_errors=True)
@@ -96,7 +96,7 @@ class FileSync:
         before = last_brought(self._about)
         now = places.now_at(self._about)
         for other in places.matching(self._about, "incoming*"):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if now - other.stat().st_mtime > _ENDED_S:
                     shutil.rmtree(other)
         self._incoming.mkdir(mode=0o700)
@@ -112,7 +112,7 @@ class FileSync:
         except BaseException:
             # Reserve space for the record first: on a full disk it would be cut.
             shutil.rmtree(self._incoming, ignore_errors=True)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 came = Brought(files=before.files | files, links=before.links | links)
                 self._remember(came)
             raise
@@ -147,10 +147,10 @@ class FileSync:
             if path in listed or not wanted.owns(path) or is_outside:
                 continue
             if self._is_as_brought(path, before):
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     self._forget_compiled(path)
                     (self._path / path).unlink()
-            with contextlib.suppress(OSError):  # one of them is not empty
+            with suppress(OSError):  # one of them is not empty
                 for parent in above:
                     parent.rmdir()
 
@@ -246,7 +246,7 @@ class FileSync:
         mode = 0o700 if file.is_executable else 0o600
         known = before.files.get(path)
         if self._has(path, coming, known):
-            with contextlib.suppress(PermissionError):  # another user's: it is replaced
+            with suppress(PermissionError):  # another user's: it is replaced
                 if stat.S_IMODE(os.lstat(here).st_mode) != mode:
                     here.chmod(mode)
                 return coming._replace(look=self._look(path))
@@ -258,9 +258,7 @@ class FileSync:
             self._stay.append(path)
             return coming._replace(look=known.look if known is not None else [])
         aside = self._incoming / secrets.token_hex(6)
-        descriptor = os.open(
-            aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
-        )
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as out:
             if file.size_bytes >= manifest.LARGE_BYTES:
                 shutil.copyfileobj(source, out, _CHUNK)
@@ -295,7 +293,7 @@ class FileSync:
             stem = name.removesuffix(".py")
             for compiled in (self._path / inner / "__pycache__").glob("*.pyc"):
                 if compiled.name.startswith(f"{stem}."):
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         compiled.unlink()
 
 

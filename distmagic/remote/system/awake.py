@@ -7,9 +7,9 @@ agent    --has_answered-->     whether the file exists
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 # As in stacks.py: used by no known library.
@@ -21,7 +21,7 @@ def answer(run_dir: Path) -> None:
     file = _file_of(run_dir, os.getpid())
 
     def make(*_: object) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             file.touch(0o600)
 
     signal.signal(SIGNAL, make)

@@ -13,13 +13,13 @@ same host.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pwd
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class DeviceClaims:
         taken: list[Claim] = []
         for claim in own:
             is_held = False
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._sockets.append(_bound(f"{_HELD}{claim.key}"))
                 is_held = True
             there = [one for one in parse(_LISTING.read_text()) if one.key == claim.key]
@@ -144,7 +144,7 @@ def _bound(name: str) -> socket.socket:
 def _told(claim: Claim, device: str) -> DeviceClaim:
     owner = ""
     if claim.uid != os.getuid():
-        with contextlib.suppress(KeyError):
+        with suppress(KeyError):
             owner = pwd.getpwuid(claim.uid).pw_name
     since_s = time.time() - processes.up_s() + claim.since_ns / 1e9
     return DeviceClaim(device=device, job=claim.job, owner=owner, since_s=since_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import os
@@ -11,6 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def of_torch(name: str, unknown: str) -> str | None:
     if spec is None or not spec.origin:
         return None
     text = ""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         text = (Path(spec.origin).parent / "version.py").read_text()
     found = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return found.group(1) if found else unknown
@@ -126,7 +126,7 @@ def _count_nvidia() -> int:
         return count_nvml(nvml)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_nvml() -> Iterator[Any]:
     """Yield NVIDIA's library NVML, None without a library or driver."""
     try:
@@ -156,7 +156,7 @@ def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
         # A container sees devices that it may not use, and can't read their properties. A CPU has no simd.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
                 count += 1
     return count
@@ -183,18 +183,22 @@ def _address_of_contact() -> str:
     # For a scheduler's node, the address of the log-in node; for a host behind a forwarded port, an address outside.
     client = os.environ.get("DISTMAGIC_CLIENT", "")
     if client:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             return _address_towards(client)
     # No SSH, or an outdated variable: its address is gone, as on a laptop that changed networks.
     return dialled if interface else "127.0.0.1"
 
 
 def _address_towards(peer: str) -> str:
-    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(peer), socket.SOCK_DGRAM) as probe:
         # UDP: nothing is sent, the kernel only chooses the address.
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the address family: IPv4 or IPv6."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def free_port(address: str) -> int:
@@ -202,7 +206,7 @@ def free_port(address: str) -> int:
 
     Raises OSError if the address is not this host's own.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = family_of(address)
     for _ in range(_TRIES):
         with (
             socket.socket(family) as probe,
@@ -210,7 +214,7 @@ def free_port(address: str) -> int:
         ):
             probe.bind((address, 0))
             port = int(probe.getsockname()[1])
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 other.bind((address, port))
                 break
     return port

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -32,7 +32,7 @@ def looks(mask: str | None) -> Iterator[protocol.Hardware]:
 
 def rounds() -> Iterator[GpuTable]:
     """Yield the GPUs of this host every two seconds, none without nvidia-smi."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         smi = subprocess.Popen(
             _SMI, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True
         )

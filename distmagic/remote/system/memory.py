@@ -81,10 +81,11 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
         if not (own / events).exists():
             # In a container: the path is the machine's, but the container's own cgroup is mounted.
             own = folder
-        limits = [own / limit]
-        for parent in own.parents:
-            if parent == folder or folder in parent.parents:
-                limits.append(parent / limit)
+        limits = [
+            place / limit
+            for place in (own, *own.parents)
+            if place == folder or folder in place.parents
+        ]
         return own / events, tuple(limits)
     return None, ()
 

@@ -7,7 +7,6 @@ job. By either mark `sweep` finds processes that a killed agent has left, includ
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -17,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,9 @@ class ProcessInfo:
     state: str
     name: str
     exit_status: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid}, state {self.state})"
 
 
 def up_s() -> float:
@@ -108,8 +111,7 @@ def read(pid: int) -> ProcessInfo | None:
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; False if it has ended or is unreadable."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            _, _, caught = status.read().partition(b"SigCgt:")
+        _, _, caught = Path(f"/proc/{pid}/status").read_bytes().partition(b"SigCgt:")
     except OSError:
         return False
     # A bit for each signal.
@@ -118,13 +120,8 @@ def catches(pid: int, number: int) -> bool:
 
 def everything() -> tuple[ProcessInfo, ...]:
     """Return all processes of this pid namespace."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            process = read(int(name))
-            if process is not None:
-                found.append(process)
-    return tuple(found)
+    found = [read(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    return tuple(process for process in found if process is not None)
 
 
 def descendants(
@@ -214,8 +211,7 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
     others = _ancestors()
     for one in spared:
         others.add(one.pid)
-        for process in descendants(one.pid, table):
-            others.add(process.pid)
+        others |= {process.pid for process in descendants(one.pid, table)}
     return tuple(
         process
         for process in table
@@ -227,7 +223,7 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
 
 def mark_by_limit(job: str) -> None:
     """Give this process and its future children the job's mark that no change of variables removes."""
-    with contextlib.suppress(OSError, ValueError):  # the user's own limit is lower
+    with suppress(OSError, ValueError):  # the user's own limit is lower
         hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
         resource.setrlimit(_RLIMIT_LOCKS, (_limit_of(job), hard))
 
@@ -252,32 +248,35 @@ def noted(path: Path) -> ProcessInfo | None:
     return process if process is not None and process.started == started else None
 
 
-def has_role(process: ProcessInfo, role: str) -> bool:
-    """Whether a process was started with this role of a bundle, or shows it (see process_title.py)."""
+def command(role: str) -> tuple[str, str, str, str]:
+    """Return the command of a process of this bundle in a role. `is_agent` recognizes its words."""
+    return sys.executable, "-u", sys.path[0], role
+
+
+def is_agent(process: ProcessInfo) -> bool:
+    """Whether a process was started in the role of an agent of a bundle, or shows it (see process_title.py)."""
     try:
-        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False  # ended meanwhile
     # python -u BUNDLE ROLE: a rank's program may have such a word among its own arguments.
     for option, bundle, word in zip(words, words[1:], words[2:], strict=False):
         is_bundle = b"/blobs/" in bundle or bundle == os.fsencode(sys.path[0])
-        if option == b"-u" and is_bundle and word == role.encode():
+        if option == b"-u" and is_bundle and word == b"agent":
             return True
     return False
 
 
 def is_marked(process: ProcessInfo, job: str) -> bool:
     """Whether a process of this user has one of the job's two marks."""
-    folder = f"/proc/{process.pid}"
+    folder = Path(f"/proc/{process.pid}")
     try:
-        if os.stat(folder).st_uid != os.getuid():
+        if folder.stat().st_uid != os.getuid():
             return False
-        with open(f"{folder}/environ", "rb") as file:
-            if f"{MARK}={job}\0".encode() in file.read() + b"\0":
-                return True
-        with open(f"{folder}/limits", "rb") as file:
-            _, _, limit = file.read().partition(_LIMIT_OF_LOCKS)
+        variables = (folder / "environ").read_bytes() + b"\0"
+        if f"{MARK}={job}\0".encode() in variables:
+            return True
+        _, _, limit = (folder / "limits").read_bytes().partition(_LIMIT_OF_LOCKS)
     except OSError:
         return False  # it has ended meanwhile, or is unreadable
     return limit.split()[:1] == [b"%d" % _limit_of(job)]

@@ -27,6 +27,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
@@ -74,7 +75,8 @@ class _Notes:
     # Sockets before a group is made.
     making: tuple[group_sockets.Sockets, int] | None = None
     is_broken = False
-    unmatched: Mapping[str, int] = {}  # calls of a group that other ranks don't make
+    # Calls of a group that other ranks don't make.
+    unmatched: Counter[str] = Counter()  # noqa: RUF012 - there is one object
 
 
 _notes = _Notes()
@@ -129,7 +131,7 @@ def calls() -> tuple[GroupCalls, ...]:
     found = []
     for group, name in getattr(getattr(c10d, "_world", None), "pg_names", {}).items():
         try:
-            made = _number(group) - _notes.unmatched.get(name, 0)
+            made = _number(group) - _notes.unmatched[name]
         except Exception:  # noqa: BLE001, S112 - a backend that does not count
             continue
         size = group.size()
@@ -258,7 +260,7 @@ def _init_process_group(original: Any, *args: Any, **kwargs: Any) -> Any:
         own = _notes.sockets
         _notes.store_sockets = {fd: on for fd, on in new if own.get(fd) != on}
     _notes.is_broken = False
-    _notes.unmatched = {}
+    _notes.unmatched.clear()
     return made
 
 
@@ -290,9 +292,7 @@ def _call_alone(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         for name, number in _numbers():
-            ours = _notes.unmatched.get(name, 0) + number - before.get(name, 0)
-            if number != before.get(name):
-                _notes.unmatched = {**_notes.unmatched, name: ours}
+            _notes.unmatched[name] += number - before.get(name, 0)
 
 
 def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from distmagic.remote.frozen import frozen
 
 _LONGEST = 80  # characters of a text
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Inventory:
     """What one rank has: for each name a text and its bytes in tensors, the largest first.
 
@@ -48,14 +49,13 @@ def _described(value: object, torch: Any) -> tuple[str, int]:
         return kind, 0
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        size = value.numel() * value.element_size()
-        return f"{kind} {list(value.shape)} {dtype} on {value.device}", size
+        text = f"{kind} {list(value.shape)} {dtype} on {value.device}"
+        return text, _bytes_of([value])
     if isinstance(value, torch.nn.Module):
         parts = [*value.parameters(), *value.buffers()]
         count = sum(part.numel() for part in value.parameters())
-        size = sum(part.numel() * part.element_size() for part in parts)
         devices = ", ".join(sorted({str(part.device) for part in parts})) or "no device"
-        return f"{kind}, {count:,} parameters on {devices}", size
+        return f"{kind}, {count:,} parameters on {devices}", _bytes_of(parts)
     if isinstance(value, torch.optim.Optimizer):
         tensors = [
             one
@@ -63,5 +63,9 @@ def _described(value: object, torch: Any) -> tuple[str, int]:
             for one in state.values()
             if isinstance(one, torch.Tensor)
         ]
-        return kind, sum(one.numel() * one.element_size() for one in tensors)
+        return kind, _bytes_of(tensors)
     return kind, 0
+
+
+def _bytes_of(tensors: Iterable[Any]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)

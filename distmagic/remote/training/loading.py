@@ -26,8 +26,17 @@ class Loading:
         self._thread = threading.get_ident()
         self._is_loading = False
         self.begin()
-        import_hooks.when_imported("torch.serialization", self._watch_torch)
-        import_hooks.when_imported("safetensors.torch", self._watch_safetensors)
+        # The package has the function too, if it was imported before.
+        import_hooks.when_imported(
+            "torch.serialization",
+            lambda module: import_hooks.wrap(
+                module, "load", self._timed, sys.modules.get("torch")
+            ),
+        )
+        import_hooks.when_imported(
+            "safetensors.torch",
+            lambda module: import_hooks.wrap(module, "load_file", self._timed),
+        )
         import_hooks.when_imported("transformers.modeling_utils", self._watch_models)
 
     def begin(self) -> None:
@@ -43,13 +52,6 @@ class Loading:
         share = self.total_s / max(time.monotonic() - self._began_s, self.total_s, 1e-9)
         is_worth_it = self.total_s > _WORTH_S and share > _WORTH_SHARE
         return self._what if is_worth_it else ""
-
-    def _watch_torch(self, module: ModuleType) -> None:
-        # The package has the function too, if it was imported before.
-        import_hooks.wrap(module, "load", self._timed, sys.modules.get("torch"))
-
-    def _watch_safetensors(self, module: ModuleType) -> None:
-        import_hooks.wrap(module, "load_file", self._timed)
 
     def _watch_models(self, module: ModuleType) -> None:
         models: Any = module.PreTrainedModel

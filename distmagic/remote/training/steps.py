@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -30,19 +29,6 @@ from distmagic.remote.training import import_hooks
 
 PATIENCE_S = 5.0  # time that a rank waits for the step at which to stop
 _OPTIMIZER = "torch.optim.optimizer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """The number of steps and iterations of this rank.
-
-    `idle_s` is the time since its last step, and `step_s` the duration of that step, in seconds.
-    """
-
-    steps: int
-    iterations: int
-    idle_s: float
-    step_s: float
 
 
 class _Counting:
@@ -84,19 +70,22 @@ def begin() -> None:
         _counting.begin()
 
 
-def ask(patience_s: float = PATIENCE_S) -> Steps:
-    """Return the counts so far, and make this rank wait after its next step, until an answer or for `patience_s`."""
+def ask(patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Return the counts so far, and make this rank wait after its next step, until an answer or for `patience_s`.
+
+    The counts are fields of a `StepCount`.
+    """
     with _counting.news:
         # Before the counts are read: a rank that makes its next step meanwhile already waits.
         _counting.stop = None
         _counting.until_s = time.monotonic() + patience_s
         _counting.is_asked = True
-        return Steps(
-            steps=_counting.counts["step"],
-            iterations=_counting.counts["iteration"],
-            idle_s=time.monotonic() - _counting.stepped_s,
-            step_s=_counting.step_s,
-        )
+        return {
+            "steps": _counting.counts["step"],
+            "iterations": _counting.counts["iteration"],
+            "idle_s": time.monotonic() - _counting.stepped_s,
+            "step_s": _counting.step_s,
+        }
 
 
 def stop_at(kind: str, number: int) -> bool:

@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distmagic.remote.values.source_form import futures_of
+from distmagic.remote.values.source_form import codes_in, futures_of
 
 LruCached: Any = type(functools.lru_cache(len))
 # Attributes of a function that it has made.
@@ -67,7 +67,11 @@ def reduced(obj: Any) -> Any:
     own = _in_place_of(obj)
     if own:
         return getattr, own
-    if _is_display(obj):
+    if (
+        isinstance(obj, types.FunctionType)
+        and obj.__name__ == "display"
+        and str(obj.__module__).startswith("IPython.")
+    ):
         return pkgutil.resolve_name, ("distmagic.remote.rank.show:display",)
     if type(obj) is functools.cached_property:
         # Without its lock, which it has before Python 3.12. Its name is not set a second time.
@@ -119,14 +123,6 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
         is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
         return (builtins, "open") if is_of_ipython else None
     return None
-
-
-def _is_display(obj: Any) -> bool:
-    return (
-        isinstance(obj, types.FunctionType)
-        and obj.__name__ == "display"
-        and str(obj.__module__).startswith("IPython.")
-    )
 
 
 def reduced_kept(obj: object) -> Any:
@@ -233,15 +229,12 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
     text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)
     used = {}
-    for one in _names(compile(*place[:2], "exec", place[2], dont_inherit=True)):
-        if one != name and one in function.__globals__:
-            used[one] = function.__globals__[one]
+    whole = compile(*place[:2], "exec", place[2], dont_inherit=True)
+    for inner in codes_in(whole):
+        for one in inner.co_names:
+            if one != name and one in function.__globals__:
+                used[one] = function.__globals__[one]
     return _made_anew, (*place, name, used, main)
-
-
-def _names(code: types.CodeType) -> list[str]:
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names(one))]
 
 
 # Called by the pickle when it is loaded.

@@ -36,27 +36,25 @@ def add_left_out(cls: Any, plain: Any) -> None:
         is_of_base = any(
             name in vars(base) and vars(base)[name] is value for base in cls.__bases__
         )
-        is_made = name in _MADE or (is_enum and _is_of_enum(name, value))
+        # Python's own `enum` gives some to each enumeration.
+        is_sunder = name.startswith("_") and not name.startswith("__")
+        is_of_enum = is_sunder or getattr(value, "__module__", None) == "enum"
+        is_made = name in _MADE or (is_enum and is_of_enum)
         if is_of_base and not is_made:
             attributes[name] = value
 
 
-def _is_of_enum(name: str, value: object) -> bool:
-    """Whether Python's own `enum` gives this attribute to each enumeration."""
-    is_sunder = name.startswith("_") and not name.startswith("__")
-    return is_sunder or getattr(value, "__module__", None) == "enum"
-
-
 def whole(cls: Any, plain: Any) -> Any:
-    """Return how to pickle an enumeration, or a TypedDict that derives from another one; any other class as before."""
-    return _whole_enum(cls, _whole_typed_dict(cls, plain))
-
-
-def _whole_enum(cls: Any, plain: Any) -> Any:
-    """Return how to pickle an enumeration with its second names and attributes of members; any other class as before."""
-    if plain[0].__name__ != "_make_skeleton_enum":
+    """Return how to pickle an enumeration with its second names and attributes of members, or a TypedDict that derives
+    from another one; any other class as before.
+    """
+    function, args, *rest = plain
+    # Its only base is dict, from which Python makes no TypedDict.
+    if typing.is_typeddict(cls) and tuple(args[2]) == (dict,):
+        return function, (*args[:2], (typing.TypedDict,), *args[3:]), *rest
+    if function.__name__ != "_make_skeleton_enum":
         return plain
-    function, args, state, *_, fill = plain
+    state, *_, fill = rest
     own = {}
     args[3].clear()
     for alias, member in cls.__members__.items():
@@ -66,19 +64,6 @@ def _whole_enum(cls: Any, plain: Any) -> Any:
             if not name.startswith("_") or not name.endswith("_"):
                 own[alias, name] = value
     return function, args, (fill, state, own), None, None, _fill_enum
-
-
-def _whole_typed_dict(cls: Any, plain: Any) -> Any:
-    """Return how to pickle a TypedDict that derives from another one, any other class as before.
-
-    Its only base is dict, from which Python makes no TypedDict.
-    """
-    if plain[0].__name__ != "_make_skeleton_class" or not typing.is_typeddict(cls):
-        return plain
-    make, (metaclass, name, bases, *more), *rest = plain
-    if tuple(bases) != (dict,):
-        return plain
-    return make, (metaclass, name, (typing.TypedDict,), *more), *rest
 
 
 def _fill_enum(cls: Any, state: Any) -> None:

@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import pickle
+import secrets
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,9 @@ from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
 from distmagic.remote.values.classes import known_classes
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
-from distmagic.remote.values.side_files import SideFile, Value
 from distmagic.remote.values.source_form import SourceForm
-from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader
+from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader, Window
+from distmagic.remote.wire.parts import Blob
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
 # Offset and size of the table, and the end mark.
@@ -102,7 +103,17 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
         sink.write(MAGIC)
         sink.omitted = None if beside is None else []
         seen = seen or Seen()
-        packer = _pickled(value, sink, seen, refuse, name, source, namespace)
+        packer = Packer(sink, seen, refuse, source)
+        try:
+            packer.pickle(value, namespace)
+        except (ParcelError, MemoryError):
+            raise
+        except Exception as error:
+            if sink.error is not None:
+                raise sink.error from None
+            find_out = functools.partial(why_not, refuse=refuse, source=source)
+            cause = unpicklable.find(value, name, error, find_out)
+            raise Unpicklable(cause) from error
         _write_values(packer, sink, beside, seen)
     return sink.size
 
@@ -115,8 +126,8 @@ def measure(
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
     buffers, windows, _ = packer.plan()
-    beside = sum(b.nbytes for b in buffers) + sum(w.size_bytes for w in windows)
-    return sink.size + beside
+    beside: list[memoryview | Window] = [*buffers, *windows]
+    return sink.size + sum(one.nbytes for one in beside)
 
 
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
@@ -124,12 +135,9 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     buffers, windows, rows = packer.plan()
     omitted = sink.omitted or []
     sink.omitted = None  # from here on the sink writes everything
-    values = [side_files.of_memory(data) for _, data in omitted]
-    values += [side_files.of_memory(data) for data in buffers]
-    values += [
-        Value(size_bytes=window.size_bytes, chunks=window.chunks) for window in windows
-    ]
-    sizes = [value.size_bytes for value in values]
+    values: list[memoryview | Window] = [memoryview(data) for _, data in omitted]
+    values += [*buffers, *windows]
+    sizes = [value.nbytes for value in values]
     sink.check(sink.size + sum(sizes))
 
     # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
@@ -165,34 +173,27 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
 
 
 def _write_side_file(
-    values: Sequence[Value], folder: Path, main: _Sink
-) -> tuple[SideFile, list[int]]:
-    """Write a file with these values; return it, and the position of each in it."""
-    with side_files.new_file(folder) as (file, name):
-        sink = _Sink(file=file, sha256=hashlib.sha256())
-        try:
-            offsets = [sink.write_value(value) for value in values]
-        finally:
-            main.error = main.error or sink.error
-        name(sink.sha256.hexdigest())
-    return SideFile(sha256=sink.sha256.hexdigest(), size_bytes=sink.size), offsets
+    values: Sequence[memoryview | Window], folder: Path, main: _Sink
+) -> tuple[Blob, list[int]]:
+    """Write a file with these values; return it, and the position of each in it.
 
-
-def _pickled(
-    value: object, sink: _Sink, seen: Seen, refuse: Refuse | None, name: str,
-    source: SourceForm | None = None, namespace: Mapping[str, object] | None = None,
-) -> Packer:  # fmt: skip
-    packer = Packer(sink, seen, refuse, source)
+    Its name is the hash of its bytes, which is only known at the end: `atomic_write` needs the name before.
+    """
+    aside = folder / f".side-file-{secrets.token_hex(8)}"
     try:
-        packer.pickle(value, namespace)
-    except (ParcelError, MemoryError):
-        raise
-    except Exception as error:
-        if sink.error is not None:
-            raise sink.error from None
-        find_out = functools.partial(why_not, refuse=refuse, source=source)
-        raise Unpicklable(unpicklable.find(value, name, error, find_out)) from error
-    return packer
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # A file server may report errors only when the file is closed.
+        with open(descriptor, "wb") as file:
+            sink = _Sink(file=file, sha256=hashlib.sha256())
+            try:
+                offsets = [sink.write_value(value) for value in values]
+            finally:
+                main.error = main.error or sink.error
+        blob = Blob(sha256=sink.sha256.hexdigest(), size_bytes=sink.size)
+        aside.replace(folder / blob.sha256)
+    finally:
+        aside.unlink(missing_ok=True)
+    return blob, offsets
 
 
 def why_not(
@@ -245,11 +246,11 @@ class _Sink:
             raise
         return len(view)
 
-    def write_value(self, value: Value) -> int:
+    def write_value(self, value: memoryview | Window) -> int:
         """Write a value, aligned, and return its offset."""
         self.align()
         at = self.size
-        for chunk in value.chunks():
+        for chunk in value.chunks() if isinstance(value, Window) else (value,):
             self.write(chunk)
         return at
 
@@ -287,12 +288,16 @@ def load_bytes(data: bytes, name: str) -> Any:
 def _load(
     memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
-    table = _table(memory, name)
-    memories = _Memories(memory, table.get("side_files", ()), folder)
-    buffers = (memories.view(span) for span in table["buffers"])
-    tensors = TensorLoader(
-        [memories.find(span) for span in table["windows"]], table["rows"]
-    )
+    table_bytes = _table_bytes(memory, name)
+    try:
+        table: dict[str, Any] = json.loads(table_bytes)
+        memories = _Memories(memory, table.get("side_files", ()), folder)
+        pickled = memories.pickled(table.get("omitted", ()))
+        buffers = iter([memories.view(span) for span in table["buffers"]])
+        windows = [memories.find(span) for span in table["windows"]]
+        tensors = TensorLoader(windows, table["rows"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ParcelError(f"{name} is damaged: {error}.") from error
     home = {"__name__": "__main__"} if namespace is None else namespace
     kept = known_classes() if namespace is None else frozenset()
     asides: dict[str, by_name.Aside] = {}
@@ -308,7 +313,7 @@ def _load(
         return value
 
     try:
-        value = loaded(memories.pickled(table.get("omitted", ())))
+        value = loaded(pickled)
     except MemoryError:
         raise
     except Exception as error:
@@ -318,7 +323,7 @@ def _load(
     return value
 
 
-def _table(memory: Memory, name: str) -> dict[str, Any]:
+def _table_bytes(memory: Memory, name: str) -> bytes:
     """Return the table of a parcel, with the positions of its values. Raises `ParcelError` for an incomplete parcel."""
     size = len(memory)
     if memory[: len(MAGIC)] != MAGIC:
@@ -329,22 +334,7 @@ def _table(memory: Memory, name: str) -> dict[str, Any]:
     offset, length, end = _TRAILER.unpack_from(memory, size - _TRAILER.size)
     if end != _END or offset + length + _TRAILER.size != size:
         raise cut
-    try:
-        table: dict[str, Any] = json.loads(memory[offset : offset + length])
-        spans = [
-            *table["buffers"],
-            *table["windows"],
-            *(span for _, span in table.get("omitted", ())),
-        ]
-        is_sound = isinstance(table["rows"], list) and all(
-            side_file or len(MAGIC) <= at <= at + size <= offset
-            for at, size, *side_file in spans
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ParcelError(f"{name} is damaged: {error}.") from error
-    if not is_sound:
-        raise ParcelError(f"{name} is damaged: its table points outside of it.")
-    return table
+    return bytes(memory[offset : offset + length])
 
 
 class _Memories:
@@ -369,14 +359,14 @@ class _Memories:
                 ) from None
 
     def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:
-        """Return (memory, offset, bytes) of a span."""
+        """Return (memory, offset, bytes) of a span. Raises ValueError for one outside of the parcel."""
         offset, size, *side_file = span
         number = side_file[0] + 1 if side_file else 0
         if number in range(len(self._memories)):
             memory = self._memories[number]
             if 0 <= offset <= offset + size <= len(memory):
                 return memory, offset, size
-        raise ParcelError("The parcel is damaged: its table points outside of it.")
+        raise ValueError("its table points outside of it")
 
     def view(self, span: Sequence[int]) -> memoryview:
         """Return the bytes of a span; they are writable."""

@@ -35,9 +35,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.remote.values import by_name, cell_objects, classes
-from distmagic.remote.values.side_files import SideFile
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import Storages, TensorLoader, TensorRow, Window
+from distmagic.remote.wire.parts import Blob
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Seen:
     modules: set[str] = field(default_factory=set)
     annotated: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
-    side_files: list[SideFile] = field(default_factory=list)
+    side_files: list[Blob] = field(default_factory=list)
 
 
 # Raises for an object that must not be sent although it could be pickled.

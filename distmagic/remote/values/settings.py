@@ -19,7 +19,7 @@ from typing import Any
 VARIABLE = "DISTMAGIC_SETTINGS"  # of a rank, until it starts
 # For a library: its name, how to read the setting, how to set it, and its value in a new process.
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-_OF: dict[str, tuple[tuple[str, Callable[[Any], Any], Callable[[Any, Any], Any], Any], ...]] = {
+_OF: dict[str, tuple[Any, ...]] = {
     "torch": (
         ("default dtype", lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
          lambda torch, value: torch.set_default_dtype(getattr(torch, value)), "float32"),
@@ -117,9 +117,7 @@ def _handler(handler: logging.Handler) -> dict[str, Any] | None:
     return made
 
 
-def begin_with(
-    text: str, when_imported: Callable[[str, Callable[[Any], None]], None]
-) -> None:
+def begin_with(text: str, when_imported: Callable[..., None]) -> None:
     """Apply the settings of `read` in this process; those of a library once it is imported."""
     found = json.loads(text)
     if "recursion limit" in found:

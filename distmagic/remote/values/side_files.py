@@ -8,38 +8,13 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 LARGE_BYTES = 1 << 20
 # Limit of side files for one parcel: each uses a descriptor while it is mapped.
 AT_MOST = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class SideFile:
-    """A file with values: its SHA-256 in hex, which is its name, and its size."""
-
-    sha256: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Value:
-    """Bytes stored after a pickle: `chunks` yields them in order, `size_bytes` in total."""
-
-    size_bytes: int
-    chunks: Callable[[], Iterator[Any]]
-
-
-def of_memory(memory: Any) -> Value:
-    """Return a value for some contiguous memory."""
-    view = memoryview(memory)
-    return Value(size_bytes=view.nbytes, chunks=lambda: iter((view,)))
 
 
 def grouped(sizes: Sequence[int]) -> list[list[int]]:
@@ -65,27 +40,6 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
             groups.append(waiting)
             waiting, held = [], 0
     return groups
-
-
-@contextmanager
-def new_file(folder: Path) -> Iterator[tuple[Any, Callable[[str], None]]]:
-    """Yield a new file to write, and a function that names it; without a name the file is removed after the block.
-
-    Its name is the hash of its bytes, which is only known at the end: `atomic_write` needs the name before.
-    """
-    aside = folder / f".side-file-{secrets.token_hex(8)}"
-    try:
-        with open(
-            os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-        ) as file:
-
-            def name(sha256: str) -> None:
-                file.close()  # a file server may report errors only here
-                aside.replace(folder / sha256)
-
-            yield file, name
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def mapped(path: Path, size_bytes: int) -> mmap.mmap:

@@ -12,6 +12,7 @@ import __future__
 import ast
 import collections
 import dataclasses
+import dis
 import functools
 import inspect
 import linecache
@@ -20,6 +21,7 @@ import pickle
 import sys
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 _FUTURES = 0
@@ -180,16 +182,24 @@ def _named(
 
 @functools.lru_cache(maxsize=8)
 def _codes(text: str, filename: str, flags: int) -> tuple[types.CodeType, ...]:
-    """Return all code objects of a text, in the order of evaluation."""
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    found: list[types.CodeType] = []
-    waiting = [compile(text, filename, "exec", flags, dont_inherit=True)]
-    while waiting:
-        code = waiting.pop()
-        found.append(code)
-        inner = [const for const in code.co_consts if type(const) is types.CodeType]
-        waiting += reversed(inner)
-    return tuple(found)
+    return tuple(codes_in(compile(text, filename, "exec", flags, dont_inherit=True)))
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code, and the code of all functions and classes in it, in the order of evaluation."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from codes_in(const)
+
+
+def names_in(code: types.CodeType, *steps: str) -> Iterator[str]:
+    """Yield the names in such steps of code (`LOAD_GLOBAL`), and of all code in it."""
+    for inner in codes_in(code):
+        for step in dis.get_instructions(inner):
+            if step.opname in steps:
+                yield step.argval
 
 
 # ---- classes with generated methods

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distmagic.remote.frozen import frozen
+
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
 
@@ -40,14 +42,6 @@ class _View:
     tensor: Any = None
     requires_grad: bool = False
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether less than half of the bytes from start to stop are the tensor's elements."""
-        if self.tensor is None:
-            return False
-        size_bytes = int(self.tensor.numel() * self.tensor.element_size())
-        return 2 * size_bytes < self.stop - self.start
-
 
 @dataclass(kw_only=True)
 class _Stretch:
@@ -58,13 +52,13 @@ class _Stretch:
     views: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Window:
-    """Bytes to store: `size_bytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
+    """Bytes to store: `nbytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
 
     storage: Any = field(repr=False)
     start: int
-    size_bytes: int
+    nbytes: int
     packed: Any = field(default=None, repr=False)
 
     def chunks(self) -> Iterator[memoryview]:
@@ -82,9 +76,9 @@ class Window:
                     tensor = torch._neg_view(tensor)  # noqa: SLF001
                 storage = tensor.contiguous().untyped_storage()
         if storage.device.type == "cpu":
-            yield _memory(storage.data_ptr() + start, self.size_bytes)
+            yield _memory(storage.data_ptr() + start, self.nbytes)
         else:
-            yield from _over_the_cpu(storage, start, start + self.size_bytes)
+            yield from _over_the_cpu(storage, start, start + self.nbytes)
 
 
 def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
@@ -160,11 +154,10 @@ class Storages:
                 sizes = first.tensor.size()
                 strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
                 rows[stretch.views[0]] = _as_row(first, len(windows), 0, strides)
-                size_bytes = first.tensor.numel() * first.tensor.element_size()
                 window = Window(
                     storage=first.storage,
                     start=0,
-                    size_bytes=size_bytes,
+                    nbytes=first.tensor.nbytes,
                     packed=first.tensor,
                 )
             else:
@@ -172,16 +165,24 @@ class Storages:
                     rows[number] = _row(
                         self._views[number], len(windows), stretch.start
                     )
-                size_bytes = stretch.stop - stretch.start
                 window = Window(
-                    storage=first.storage, start=stretch.start, size_bytes=size_bytes
+                    storage=first.storage,
+                    start=stretch.start,
+                    nbytes=stretch.stop - stretch.start,
                 )
             windows.append(window)
         return windows, rows
 
     def _is_packed(self, stretch: _Stretch) -> bool:
-        """Whether a stretch is stored as a contiguous copy of the only tensor that uses it."""
-        return len(stretch.views) == 1 and self._views[stretch.views[0]].is_sparse
+        """Whether a stretch is stored as a contiguous copy of the only tensor that uses it.
+
+        Less than half of the bytes of that stretch are the tensor's elements.
+        """
+        number, *others = stretch.views
+        tensor = self._views[number].tensor
+        if others or tensor is None:
+            return False
+        return bool(2 * tensor.nbytes < stretch.stop - self._views[number].start)
 
     def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
         """Return the used parts of one storage, in order."""

@@ -7,17 +7,17 @@ visit.
 from __future__ import annotations
 
 import copyreg
-import dis
 import functools
 import pickle
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.values.cell_objects import LruCached, function_in
+from distmagic.remote.values.source_form import names_in
 
 MAX_TRIALS = 5_000  # limit of parts that are tried; then the part found so far is used
 _ATOMS = (
@@ -46,7 +46,7 @@ class NotToTravel(pickle.PicklingError):
         self.value, self.what = value, what
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ValuePart:
     """A part of a value: an expression for it, and the function that uses it ("" if none)."""
 
@@ -55,7 +55,7 @@ class ValuePart:
     value: object
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class UnpicklablePart:
     """The smallest part that can't be pickled, its description, and pickle's error.
 
@@ -187,19 +187,10 @@ def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """Yield name and value of the outside variables that a function uses, and of its defaults."""
     yield from enclosed(function)
-    for name in dict.fromkeys(_global_names(function.__code__)):
+    for name in dict.fromkeys(names_in(function.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     yield from vars(function).items()  # set by decorators: __wrapped__
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _global_names(const)
 
 
 def travels_by_value(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
@@ -26,7 +26,6 @@ from distmagic.remote.wire.requests import StartNode
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """Facts about a host, gathered quickly and without importing torch."""
 
@@ -49,7 +48,6 @@ class Facts:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Route:
     """The address and interface of the host on its route to the peer of the request.
 
@@ -62,7 +60,6 @@ class Route:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class FreePort:
     """A port that is free for TCP and UDP. Use it at once, because that may change at any time."""
 
@@ -70,7 +67,6 @@ class FreePort:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Examined:
     """Data about a host for the doctor, in addition to its `Facts`, read in its log-in environment."""
 
@@ -99,7 +95,6 @@ class Examined:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Knocked:
     """The result of connecting to each port, in the order of the request: see `distmagic.remote.checkup.doors`."""
 
@@ -107,7 +102,6 @@ class Knocked:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class DevicesClaimed:
     """The claims of other jobs on the devices, oldest first; if empty, this job has the devices now."""
 
@@ -115,7 +109,6 @@ class DevicesClaimed:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class MissingBlobs:
     """The blobs of an offer that the host lacks."""
 
@@ -123,7 +116,6 @@ class MissingBlobs:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Serving:
     """The port at which the host serves blobs; 0 if it can't, for the reason `why`."""
 
@@ -132,7 +124,6 @@ class Serving:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class ReceivedBytes:
     """The number of bytes of all blobs of `ReceiveBlobs` that have arrived."""
 
@@ -140,7 +131,6 @@ class ReceivedBytes:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class NeedBlob:
     """Requests the rest of a blob from the notebook, from `offset` on; its bytes follow.
 
@@ -153,7 +143,6 @@ class NeedBlob:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Data:
     """`size_bytes` raw bytes follow this line; the `skipped_bytes` before them in the same file are not sent."""
 
@@ -162,7 +151,6 @@ class Data:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """Some of the jobs on this host, oldest first. An empty message marks the end."""
 
@@ -170,7 +158,6 @@ class Jobs:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Removed:
     """The number of removed bytes, of a job or of blobs.
 
@@ -181,7 +168,6 @@ class Removed:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Profiled:
     """The files of a job with traces of a profile so far, and the number of ranks of the node without one."""
 
@@ -190,7 +176,6 @@ class Profiled:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class WorkDirReady:
     """The working directory of the node that is being started; `notice` is a message for the user."""
 
@@ -199,7 +184,6 @@ class WorkDirReady:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class FoundFiles:
     """Some of the files of `ListFiles`. An empty message marks the end."""
 
@@ -207,7 +191,6 @@ class FoundFiles:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class FileBegins:
     """A file has `size_bytes`, and is sent from `offset` on."""
 
@@ -216,7 +199,6 @@ class FileBegins:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class FileEnds:
     """All of a file was sent. `has_changed`: the file changed during the transfer."""
 
@@ -224,7 +206,6 @@ class FileEnds:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class WorkDirs:
     """The working directories on this host, at most a thousand."""
 
@@ -232,7 +213,6 @@ class WorkDirs:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class EnvironmentProgress:
     """The last line of output of the installer of an environment."""
 
@@ -241,7 +221,6 @@ class EnvironmentProgress:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class EnvironmentReady:
     """The Python of an environment that is ready; `was_there`: it existed already."""
 
@@ -251,7 +230,6 @@ class EnvironmentReady:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class LeadStart:
     """The message with which the lead of a job was started.
 
@@ -262,7 +240,6 @@ class LeadStart:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class AgentGone:
     """The agent of the started or followed job has ended; this conversation answers other requests again.
 
@@ -273,7 +250,6 @@ class AgentGone:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Refused:
     """The request can't be fulfilled; `error` is the reason for the user, `what` the name of the request's type."""
 
@@ -282,7 +258,6 @@ class Refused:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Templates:
     """The templates of a notebook on this host. A template also sends this as its greeting, with only itself in it."""
 
@@ -290,7 +265,6 @@ class Templates:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class AgentForked:
     """A template has forked an agent with this pid."""
 

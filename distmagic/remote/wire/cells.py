@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.bounds import Amount, Word
 from distmagic.remote.wire.codec import message, request
 from distmagic.remote.wire.events import Ended
@@ -14,9 +15,16 @@ MOST_NAMES = 2000  # per rank
 MOST_TEXT = 20_000  # bytes of a cell's text that its job keeps
 
 
+@frozen
+class _ToRanks:
+    """Asks these ranks to do something about a cell."""
+
+    cell: int
+    ranks: tuple[int, ...]
+
+
 @request
-@dataclass(frozen=True, kw_only=True)
-class RunCell:
+class RunCell(_ToRanks):
     """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
 
     `text` is what the user wrote, "" for an internal cell. With `anew` they first make their process group again. Cells
@@ -24,8 +32,6 @@ class RunCell:
     the request may be repeated over a new connection.
     """
 
-    cell: int
-    ranks: tuple[int, ...]
     data: str = field(default="", repr=False)
     blob: str = ""
     text: str = ""
@@ -33,41 +39,30 @@ class RunCell:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
-class ParkAtStep:
+class ParkAtStep(_ToRanks):
     """Asks these ranks to report their number of steps in this cell, and to wait after the next one."""
-
-    cell: int
-    ranks: tuple[int, ...]
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
-class StopAtStep:
+class StopAtStep(_ToRanks):
     """Asks these ranks to raise KeyboardInterrupt after this step of the cell; `kind` is "step" or "iteration"."""
 
-    cell: int
-    ranks: tuple[int, ...]
     kind: Word
     step: int
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
-class InterruptCell:
+class InterruptCell(_ToRanks):
     """Asks these ranks to raise KeyboardInterrupt if they run this cell; if that takes too long, their process groups
     are broken.
 
     `failed` is the rank whose failure is the reason, -1 for the user's interrupt.
     """
 
-    cell: int
-    ranks: tuple[int, ...]
     failed: int = -1
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class CellBegan:
     """A rank has started a cell, which is the user's or an internal one.
 
@@ -81,7 +76,6 @@ class CellBegan:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class StepCount:
     """The number of optimizer steps and bar iterations of a rank in a cell, when it was asked to wait at the next one.
 
@@ -97,7 +91,6 @@ class StepCount:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class CellEnded:
     """A rank has ended a cell; `ended` describes how, like the end of a rank, but its process stays.
 

@@ -14,7 +14,10 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import partial
+
+from distmagic.remote.frozen import dataclass_transform, frozen
 
 MAX_LINE_BYTES = 1 << 20
 _LARGEST = 1 << 63
@@ -47,13 +50,16 @@ def packed(numbers: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode()
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))  # fmt: skip
 def message(cls: type[_M]) -> type[_M]:
-    """Register a message class under its name in snake case: `GetRoute` is `get_route`."""
+    """Make a class frozen, and register it under its name in snake case: `GetRoute` is `get_route`."""
+    cls = frozen(cls)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
     _TYPES[name], _NAMES[cls] = cls, name
     return cls
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))  # fmt: skip
 def request(cls: type[_M]) -> type[_M]:
     """Register a class like `message`, as one that no host sends."""
     _REQUESTS.add(cls)
@@ -102,9 +108,7 @@ Limit = Callable[[typing.Any], typing.Any]
 class Wrong(Exception):
     """A value that its field does not accept; `path` leads to the field, and is extended on the way up."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what, self.path = what, ""
+    path = ""
 
 
 _Reader = Callable[[typing.Any], typing.Any]
@@ -124,7 +128,7 @@ class Decoder:
             str: _text,
             int: _whole,
             float: _number,
-            bool: _yes_or_no,
+            bool: partial(_exactly, bool),
             Numbers: _numbers,
         }
 
@@ -154,14 +158,14 @@ class Decoder:
         try:
             return raw["n"], None if kind is None else self._reader(kind)(raw)
         except Wrong as wrong:
-            raise BadLine(f"{raw['t']}{wrong.path}: {wrong.what}") from None
+            raise BadLine(f"{raw['t']}{wrong.path}: {wrong}") from None
 
     def from_plain(self, kind: type[_M], value: typing.Any) -> _M:
         """Return the object of class `kind` with the plain form `value`. Raises `BadLine` for an invalid value."""
         try:
             return typing.cast(_M, self._reader(kind)(value))
         except Wrong as wrong:
-            raise BadLine(f"{kind.__name__}{wrong.path}: {wrong.what}") from None
+            raise BadLine(f"{kind.__name__}{wrong.path}: {wrong}") from None
 
     def _reader(self, kind: typing.Any) -> _Reader:
         """Return a function that checks a plain value and converts it to a `kind`."""
@@ -180,9 +184,9 @@ class Decoder:
             limit = self._limits[args[1]](*args[2:])
             return lambda value: limit(inner(value))
         if origin is tuple:
-            return _list_reader(inner)
+            return partial(_read_list, inner)
         if origin is dict:
-            return _dict_reader(inner, self._reader(args[1]))
+            return partial(_read_dict, inner, self._reader(args[1]))
         if origin in (types.UnionType, typing.Union):
             return lambda value: None if value is None else inner(value)
         raise TypeError(f"no field of a message may be a {kind}")
@@ -190,9 +194,9 @@ class Decoder:
     def _dataclass_reader(self, kind: type) -> _Reader:
         hints = typing.get_type_hints(kind, include_extras=True)
         readers = []
-        for field in fields(kind):
-            reader = self._reader(hints[field.name])
-            readers.append((field.name, reader, _default(field) is MISSING))
+        for one in fields(kind):
+            reader = self._reader(hints[one.name])
+            readers.append((one.name, reader, _default(one) is MISSING))
 
         def read(value: typing.Any) -> typing.Any:
             if not isinstance(value, dict):
@@ -212,32 +216,27 @@ class Decoder:
         return read
 
 
+def _exactly(kind: type, value: typing.Any) -> typing.Any:
+    if type(value) is not kind:
+        raise Wrong(f"{type(value).__name__} instead of {kind.__name__}")
+    return value
+
+
 def _text(value: typing.Any) -> str:
-    if type(value) is not str:
-        raise Wrong(f"{type(value).__name__} instead of str")
+    text: str = _exactly(str, value)
     # No lone surrogates.
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _whole(value: typing.Any) -> int:
-    if type(value) is not int:
-        raise Wrong(f"{type(value).__name__} instead of int")
-    if not -_LARGEST <= value <= _LARGEST:
+    if not -_LARGEST <= _exactly(int, value) <= _LARGEST:
         raise Wrong("too large a number")
-    return value
-
-
-def _yes_or_no(value: typing.Any) -> bool:
-    if type(value) is not bool:
-        raise Wrong(f"{type(value).__name__} instead of bool")
-    return value
+    return int(value)
 
 
 def _number(value: typing.Any) -> float:
-    if type(value) is float:
-        return value
     if type(value) is not int:
-        raise Wrong(f"{type(value).__name__} instead of float")
+        return float(_exactly(float, value))
     try:
         return float(value)
     except OverflowError:
@@ -254,22 +253,16 @@ def _numbers(value: typing.Any) -> Numbers:
     return Numbers(struct.unpack(f"<{len(data) // 8}d", data))
 
 
-def _list_reader(item: _Reader) -> _Reader:
-    def read(value: typing.Any) -> typing.Any:
-        if not isinstance(value, list):
-            raise Wrong("no list")
-        return tuple(map(item, value))
-
-    return read
+def _read_list(item: _Reader, value: typing.Any) -> typing.Any:
+    if not isinstance(value, list):
+        raise Wrong("no list")
+    return tuple(map(item, value))
 
 
-def _dict_reader(name: _Reader, item: _Reader) -> _Reader:
-    def read(value: typing.Any) -> typing.Any:
-        if not isinstance(value, dict):
-            raise Wrong("no object")
-        return {name(k): item(v) for k, v in value.items()}
-
-    return read
+def _read_dict(name: _Reader, item: _Reader, value: typing.Any) -> typing.Any:
+    if not isinstance(value, dict):
+        raise Wrong("no object")
+    return {name(k): item(v) for k, v in value.items()}
 
 
 _ANYBODY = Decoder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from distmagic.remote.wire.bounds import (
@@ -26,7 +26,6 @@ from distmagic.remote.wire.parts import (
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Hello:
     """The agent has started. Always the first event."""
 
@@ -38,7 +37,6 @@ class Hello:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """Whether this node can connect to the rendezvous endpoint: "open" (its own), "reached" or "unreached"."""
 
@@ -47,7 +45,6 @@ class Endpoint:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Worker:
     """A rank's process has started and is about to load the function.
 
@@ -66,7 +63,6 @@ class Worker:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Progress:
     """Progress of a rank since its last such event, merged: at most about 10 events per second and rank.
 
@@ -86,7 +82,6 @@ class Progress:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Picture:
     """A picture that a rank shows: a PNG in base64. `step` is the rank's step, None if unknown."""
 
@@ -97,7 +92,6 @@ class Picture:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Output:
     """Text that a rank (or torchrun: rank -1) wrote. `offset` is its position in bytes in the log on the host.
 
@@ -115,7 +109,6 @@ class Output:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Ended:
     """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
 
@@ -137,7 +130,6 @@ class Ended:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Paused:
     """A rank waits for the user's input: at `line` of `file`, its code or a debugger called `input`.
 
@@ -153,7 +145,6 @@ class Paused:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Resumed:
     """A rank no longer waits for the input with this `prompt`."""
 
@@ -163,7 +154,6 @@ class Resumed:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the failed ranks in its report."""
 
@@ -172,7 +162,6 @@ class EngineEnded:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Notice:
     """A message for the user that is no failure."""
 
@@ -180,7 +169,6 @@ class Notice:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class PeerState:
     """The state of another node's heartbeats at this node: "joined", "silent" (none ever), "lost" or "back"."""
 
@@ -189,7 +177,6 @@ class PeerState:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class NodeAdded:
     """The lead has added a host to an elastic job: the last of `hosts`, which are those of all nodes.
 
@@ -204,7 +191,6 @@ LEFT = "left"  # used instead of a request ID
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Stacks:
     """Where a rank was at the request `request_id`: its main thread first. Without threads, `silence` is the reason.
 
@@ -221,7 +207,6 @@ class Stacks:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class NodeStopping:
     """From now on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
 
@@ -230,7 +215,6 @@ class NodeStopping:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Detached:
     """From now on the job needs no notebook. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
 
@@ -238,7 +222,6 @@ class Detached:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Skipped:
     """Replaces the events from its own number up to `through`, which the host has not kept.
 
@@ -249,7 +232,6 @@ class Skipped:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class StacksDone:
     """The stacks of all `ranks` running ranks of this node were sent, for the request `request_id`."""
 
@@ -258,7 +240,6 @@ class StacksDone:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Final:
     """Nothing of the job runs on this node any more, except `survivors` (name, pid and state).
 
@@ -272,7 +253,6 @@ class Final:
 
 
 @message
-@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """The load of a host: memory in bytes, network in bytes per second, GPUs in the order of ranks' GPU numbers.
 

@@ -9,7 +9,9 @@ A platform may cut long lines, so a long text is split into several. All other l
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from distmagic.remote.frozen import frozen
 
 EVENT, RESULT = "event", "result"
 MOST_CHARS = 16_000  # limit for the text in one line: OSMO cuts lines of 64 KiB
@@ -17,7 +19,7 @@ MOST_PARTS = 200
 _LINE = re.compile(r"distmagic (event|result) (\d{1,15}) (\d{1,3})/(\d{1,3}) (.*)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TextPart:
     """One line: part `part`, counted from 1, of the `parts` of a text.
 

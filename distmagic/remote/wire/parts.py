@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.bounds import (
     Amount,
     AmountOrNone,
@@ -19,7 +20,7 @@ from distmagic.remote.wire.bounds import (
 from distmagic.remote.wire.codec import Numbers
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Bar:
     """One progress bar of a rank, from tqdm, rich or `track`.
 
@@ -36,7 +37,7 @@ class Bar:
     closed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class MetricRow:
     """One call of `report` with metrics: seconds since the rank's start, the step if given, and the values."""
 
@@ -55,7 +56,7 @@ def points_of(rows: Iterable[MetricRow]) -> dict[str, Numbers]:
     return {name: Numbers(points) for name, points in found.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Failure:
     """An exception on a rank.
 
@@ -67,7 +68,7 @@ class Failure:
     traceback: Annotated[str, "lines", 150_000]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GroupCalls:
     """A process group of a rank: its size, its number of calls by this rank, and the last one, such as all_reduce.
 
@@ -80,7 +81,7 @@ class GroupCalls:
     last: Word = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Exit:
     """The end of a rank's process, as torchrun saw it: `code` is negative for a signal."""
 
@@ -90,7 +91,7 @@ class Exit:
     code: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobTerms:
     """The settings of a job, decided once by the plan and equal on all of its nodes for the whole run.
 
@@ -132,7 +133,7 @@ class JobTerms:
         return self.max_nodes > 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class DeviceClaim:
     """A job that has a device of a host.
 
@@ -146,7 +147,7 @@ class DeviceClaim:
     since_s: Date = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Membership:
     """A node's settings for heartbeats: the job's `secret` in hex, the node's own address, the lead's address and port.
 
@@ -161,7 +162,7 @@ class Membership:
     lost_after_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WorkDir:
     """The working directory of a run on a host, kept for the next run with the same name."""
 
@@ -177,7 +178,7 @@ class WorkDir:
     path: str = ""  # "" before the host has made it
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JoinTemplate:
     """The settings that the lead of an elastic job keeps for nodes that join later, in addition to its own start
     message.
@@ -193,7 +194,7 @@ class JoinTemplate:
     work: WorkDir | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Frame:
     """One frame of a thread. `file` is a cell's label, or a module's path without the part that differs between hosts.
 
@@ -207,14 +208,14 @@ class Frame:
     text: Word = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Thread:
     """The frames of one thread, innermost last."""
 
     frames: tuple[Frame, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CallRecord:
     """A collective call of a rank: its number in its group, and the shapes of its tensors, as in `[4], [2, 3]`."""
 
@@ -224,7 +225,7 @@ class CallRecord:
     is_over: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GroupRecord:
     """The last calls of a rank in a process group, in order.
 
@@ -239,7 +240,7 @@ class GroupRecord:
     calls: tuple[CallRecord, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Blob:
     """A content-addressed file: SHA-256 in hex, and its size."""
 
@@ -247,7 +248,7 @@ class Blob:
     size_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PlacedFile:
     """A file made from a blob: its `path` below a folder, percent-encoded, and its permissions, as `chmod` takes them."""
 
@@ -256,7 +257,7 @@ class PlacedFile:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Secret:
     """A certificate and its private key, both PEM: a process that has them may take part in one delivery."""
 
@@ -264,7 +265,7 @@ class Secret:
     key: str = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobListing:
     """One node of a job in its host's list of jobs. The job file contains a listing with the values at the start."""
 
@@ -286,7 +287,7 @@ class JobListing:
     reported: MetricRow | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class KeptWorkDir:
     """A working directory on a host, or, with its whole path, a file or folder copied by `PlaceFiles`.
 
@@ -302,7 +303,7 @@ class KeptWorkDir:
     owners: tuple[Name, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Folder:
     """A folder on a host: the working directory of a job's node, or the folder `path` if `job` is "".
 
@@ -314,7 +315,7 @@ class Folder:
     path: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FoundFile:
     """A file in a folder: its relative path, its size, its last change in seconds since 1970, and its permissions.
 
@@ -327,7 +328,7 @@ class FoundFile:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Gpu:
     """The load of a GPU: `utilization` is 0 to 1. None means unknown."""
 
@@ -337,7 +338,7 @@ class Gpu:
     celsius: AmountOrNone = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GpuHealth:
     """NVML's data about a GPU that matter before a run. `holders` are processes that use its memory.
 
@@ -353,16 +354,16 @@ class GpuHealth:
     slowed_by: Word = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class HostDoor:
     """A port at which a host listens for a moment, and the secret that a visitor must have."""
 
     address: Word
     port: int
-    secret: Annotated[str, "line", 200] = field(repr=False)
+    secret: Word = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Template:
     """A process that keeps torch loaded: its age, how long it was unused, and its memory (with its share of shared
     pages).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from distmagic.remote.wire.codec import request
 from distmagic.remote.wire.parts import (
@@ -19,7 +19,6 @@ from distmagic.remote.wire.parts import (
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetRoute:
     """Asks for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
 
@@ -27,7 +26,6 @@ class GetRoute:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetFreePort:
     """Asks for a free port of the host's own `address`; `FreePort` follows, or `Refused`."""
 
@@ -35,7 +33,6 @@ class GetFreePort:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class Examine:
     """Asks for the doctor's data about the host; `Examined` follows. `packages` are those whose versions are wanted.
 
@@ -50,7 +47,6 @@ class Examine:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class Knock:
     """Asks whether this host can connect to these ports of other hosts; `Knocked` follows.
 
@@ -61,7 +57,6 @@ class Knock:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ClaimDevices:
     """Reserves these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. Empty: release all.
 
@@ -73,7 +68,6 @@ class ClaimDevices:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class OfferBlobs:
     """Asks which of these blobs the host lacks, in order to send them."""
 
@@ -81,7 +75,6 @@ class OfferBlobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class CheckBlobs:
     """Asks which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
@@ -89,7 +82,6 @@ class CheckBlobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ServeBlobs:
     """Asks the host to serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
 
@@ -104,7 +96,6 @@ class ServeBlobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ReceiveBlobs:
     """Asks the host to receive these blobs, in this order, from the host at `address` and `port`; port 0: from the
     notebook.
@@ -119,7 +110,6 @@ class ReceiveBlobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class TemplateRequest:
     """Asks for a process with torch loaded before a job with these variables starts, which is kept for later jobs.
 
@@ -136,7 +126,6 @@ class TemplateRequest:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class StartNode:
     """Starts the agent of one node.
 
@@ -165,7 +154,6 @@ class StartNode:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class FollowJob:
     """Asks for the job's events after number `after`, including later ones. `live`: only events from now on."""
 
@@ -176,19 +164,16 @@ class FollowJob:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class RenewLease:
     """Renews the lease: of the job if there is one, else of the templates."""
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class DetachJob:
     """Lets the job run without a notebook. It is sent to the lead, which answers with the event `Detached`."""
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class StopNode:
     """Ends the job on this node: its ranks are asked to end, and killed after `grace_s`."""
 
@@ -197,7 +182,6 @@ class StopNode:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class DumpStacks:
     """Asks every rank of this node for its stack: `Stacks` of each rank and `StacksDone` follow, with this
     `request_id`.
@@ -210,7 +194,6 @@ class DumpStacks:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class RankInput:
     """Sends a rank of this node the line of input that it waits for. No answer follows: `Resumed` shows that the rank
     read it.
@@ -226,13 +209,11 @@ class RankInput:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetStart:
     """Asks the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class AddNode:
     """Asks the lead of an elastic job to register a host as a new node.
 
@@ -244,7 +225,6 @@ class AddNode:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetBlob:
     """Asks for a blob; `Data` and the bytes, or `Refused`, follow."""
 
@@ -252,7 +232,6 @@ class GetBlob:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetFile:
     """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
 
@@ -270,7 +249,6 @@ class GetFile:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ProfileRanks:
     """Asks the ranks of a node to profile their next steps, once for each `profile`; `Profiled` follows at once."""
 
@@ -281,7 +259,6 @@ class ProfileRanks:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ResultTaken:
     """Confirms that the notebook has received a whole result of a job; no answer follows."""
 
@@ -291,7 +268,6 @@ class ResultTaken:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class SweepJob:
     """Ends what is left of a node of this job, and of dead agents of its other nodes; `Final` follows.
 
@@ -303,7 +279,6 @@ class SweepJob:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ListJobs:
     """Asks for the host's jobs, or one `job`: any number of `Jobs` follow, and an empty one at the end."""
 
@@ -311,7 +286,6 @@ class ListJobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class RemoveJob:
     """Removes logs, results and journal of a finished job; `Removed` or `Refused` follows.
 
@@ -323,7 +297,6 @@ class RemoveJob:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class PruneBlobs:
     """Counts the bytes of unused blobs, environments and setups; removes these if `removes`. `Removed` follows.
 
@@ -335,7 +308,6 @@ class PruneBlobs:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ListFiles:
     """Asks for the files below a folder that match a pattern.
 
@@ -347,7 +319,6 @@ class ListFiles:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ReadFile:
     """Asks for a file below a folder; `path` is percent-encoded.
 
@@ -362,7 +333,6 @@ class ReadFile:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class WriteFile:
     """Offers a file with its permissions for a folder; `path` is percent-encoded, and its parent folders are made.
 
@@ -377,7 +347,6 @@ class WriteFile:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class PlaceFiles:
     """Puts these files into a folder; `MissingBlobs` follows, with files that neither exist nor are on the host as
     blobs.
@@ -392,13 +361,11 @@ class PlaceFiles:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ListWorkDirs:
     """Asks for the working directories on this host, and for files copied by `PlaceFiles`; `WorkDirs` follows."""
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class RemoveWorkDir:
     """Removes a working directory that no job uses, or files copied by `PlaceFiles`; `Removed` or `Refused` follows."""
 
@@ -406,7 +373,6 @@ class RemoveWorkDir:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class SyncEnvironment:
     """Asks for a virtual environment with these packages, under this name.
 
@@ -421,13 +387,11 @@ class SyncEnvironment:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class GetFacts:
     """Asks for `Facts` again: a conversation that was idle between runs starts with it."""
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ListTemplates:
     """Asks for the `Templates` of a notebook."""
 
@@ -435,7 +399,6 @@ class ListTemplates:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class EndTemplates:
     """Ends the templates of a notebook; an empty `Templates` follows. Jobs that they started run on."""
 
@@ -443,7 +406,6 @@ class EndTemplates:
 
 
 @request
-@dataclass(frozen=True, kw_only=True)
 class ForkAgent:
     """Asks a template, on its host, for an agent with these variables; `AgentForked` follows."""
 

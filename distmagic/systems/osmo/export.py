@@ -194,19 +194,15 @@ def _begin(job: ExportedJob, what: str) -> list[str]:
     ]
     if job.request.setup:
         lines.append(job.request.setup)
-    lines += [
-        "",
-        *parts.wait_for_master(),
-    ]
-    if not job.program.words:
-        return lines
-    return [
-        *lines,
-        "",
-        "# What ranks write is kept: they begin in a copy of the program where the task's output is.",
-        f'cp -R {AT}/{PROGRAM} "$OUTPUT_DIR" && cd "$OUTPUT_DIR" || exit',
-        *parts.enter(job),
-    ]
+    lines += ["", *parts.wait_for_master()]
+    if job.program.words:
+        lines += [
+            "",
+            "# What ranks write is kept: they begin in a copy of the program where the task's output is.",
+            f'cp -R {AT}/{PROGRAM} "$OUTPUT_DIR" && cd "$OUTPUT_DIR" || exit',
+            *parts.enter(job),
+        ]
+    return lines
 
 
 def _node(job: ExportedJob) -> str:

@@ -11,9 +11,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode, Variables, anonymous
+from distmagic.inside.job_node import Environ, JobNode, Variables, anonymous
 
 VARIABLES = (
     "DISTMAGIC_WORKFLOW",
@@ -23,7 +21,7 @@ VARIABLES = (
 )
 
 
-def place(environ: Mapping[str, str]) -> JobNode | None:
+def place(environ: Environ) -> JobNode | None:
     """Return the place of this process in a workflow, None outside of one. Raises `UsageError`."""
     found = Variables("OSMO", environ)
     if not found.has_any(*VARIABLES):

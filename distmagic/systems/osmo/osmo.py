@@ -125,9 +125,6 @@ def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a running call with its children."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+    with process:  # closes its pipes, and waits
+        process.poll()
+        break_off(process)

@@ -123,22 +123,18 @@ def _fetch(run: Run, url: str, folder: Path) -> None:
         osmo.fetch(url, folder)
     except KeyboardInterrupt:
         run.unfetched += (url,)
-        raise _download_interrupted(run, by_hand) from None
+        interrupted = Cancelled(
+            "The run was over, and the download of its results was interrupted.",
+            f"To download them: {by_hand}",
+        )
+        interrupted.run = run
+        raise interrupted from None
     except (DistmagicError, OSError) as error:
         run.unfetched += (url,)
         text = f"--results {url}: {error}\nTo download it: {by_hand}"
     else:
         text = f"fetched {url} to {folder}"
     print(text, file=sys.stderr)  # noqa: T201 - lines for people
-
-
-def _download_interrupted(run: Run, by_hand: str) -> Cancelled:
-    error = Cancelled(
-        "The run was over, and the download of its results was interrupted.",
-        f"To download them: {by_hand}",
-    )
-    error.run = run
-    return error
 
 
 def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:

@@ -57,7 +57,7 @@ class WorkflowRun:
         tasks: tuple[str, ...],
         planned: Planned,
         screen: Screen,
-        variable: str = "run",
+        variable: str,
     ) -> None:
         self.workflow_id = ""
         self._text, self._tasks = text, tasks
@@ -65,11 +65,8 @@ class WorkflowRun:
         self._queue = EventQueue(clock)
         self._reader = LogReader(self._tasks, self._queue.put)
         self._noted = interrupts.Interrupts()
-        state = replace(
-            begin("", tasks),
-            began_unix_s=time.time(),
-            variable=variable,
-        )
+        state = begin("", tasks)
+        state = replace(state, began_unix_s=time.time(), variable=variable)
         self._loop = RunLoop(
             state, self._queue, screen, time.sleep, self._noted, clock, str
         )

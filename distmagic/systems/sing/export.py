@@ -15,6 +15,7 @@ from distmagic.errors import UsageError
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
+from distmagic.payload.sizes import plural
 from distmagic.planning.torchrun import NodeWords
 
 _AT = "/job"
@@ -58,7 +59,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return the paragraphs of the folder's README."""
     where = ", and give it the variables of `secrets.env`" if job.secrets else ""
-    count = f"{job.nodes} node{'s' if job.nodes > 1 else ''}"
+    count = plural(job.nodes, "node")
     return (
         f"Build and push the image: `docker build -t REGISTRY/{job.title} . && docker push REGISTRY/{job.title}`.",
         f"Start it as a job on {count}{where}. Its entry point is `python dist.py` on every node; any number of nodes will do.",

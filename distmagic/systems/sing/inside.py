@@ -5,14 +5,12 @@ SING_RANK and SING_WORLD_SIZE count nodes; node i is JOB-i.SUFFIX, a name that m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode, Variables
+from distmagic.inside.job_node import Environ, JobNode, Variables
 
 _NEEDED = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX")
 
 
-def place(environ: Mapping[str, str]) -> JobNode | None:
+def place(environ: Environ) -> JobNode | None:
     """Return the place of this process in a job, None outside of one. Raises `UsageError`."""
     found = Variables("SING Cloud", environ)
     if not found.has_any(*_NEEDED, "SING_MASTER_ADDR", "SING_HOST_ADDR"):

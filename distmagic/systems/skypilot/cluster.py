@@ -17,7 +17,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from distmagic.connection.connections import connect
@@ -32,10 +31,10 @@ from distmagic.errors import (
 from distmagic.remote.system.processes import up_s
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SkyRequest
-from distmagic.request.hosts import Host, Source
+from distmagic.request.hosts import Host, Hosts, Source
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
-from distmagic.transports import Process, Transport
+from distmagic.transports import Argv, Process, Transport
 from distmagic.transports.asking import Asker
 
 _PINS = "~/.distmagic/known_hosts"  # the host keys of clusters, a file a launch
@@ -44,8 +43,6 @@ _OUTWARD = (
     'case $1 in "~/"*) p=$HOME/${1#"~/"};; *) p=$1;; esac; shift; '
     'DISTMAGIC_CLIENT=192.0.2.1 exec "$p" "$@"'
 )
-
-Tell = Callable[[str], object]
 
 
 class Cluster:
@@ -61,9 +58,12 @@ class Cluster:
         self.cluster = request.name or sky_words.name_for(owner, request)
         self.source = self._source("")
         self.title = f"cluster {self.cluster} of SkyPilot"
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: Hosts = ()
         self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
+        self.awaited = request.nodes or 1
+        # Whether it was launched for a notebook, and not named by a user.
+        self._is_ours = not request.name
         self._pins = ""
         self._is_doubtful = False
         self._is_launched = False  # whether this notebook launched it
@@ -78,11 +78,6 @@ class Cluster:
     def is_alive(self) -> bool:
         """Whether the cluster is usable, as far as known."""
         return self.error is None
-
-    @property
-    def awaited(self) -> int:
-        """The number of hosts it will have, as far as known."""
-        return self.request.nodes or 1
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether the cluster satisfies a cell's request."""
@@ -103,11 +98,11 @@ class Cluster:
         try:
             return self._begin(sky_words.STATUS)
         except UsageError:
-            if self.is_ours or not self._file.exists():
+            if self._is_ours or not self._file.exists():
                 raise
             return None
 
-    def _begin(self, words: tuple[str, ...]) -> sky.SkyCommand:
+    def _begin(self, words: Argv) -> sky.SkyCommand:
         """Start a command that ends when any thread gives the cluster up. Raises `error` then."""
         self._raise_if_over()
         command = sky.SkyCommand(words)
@@ -126,14 +121,9 @@ class Cluster:
         """The file in which SkyPilot writes the hosts' ssh configuration."""
         return Path(sky_words.SSH_FOLDER).expanduser() / self.cluster
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it was launched for a notebook, and not named by a user."""
-        return not self.request.name
-
     # ---- found
 
-    def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
+    def wait(self, asker: NotebookAsker, tell: sky.Tell) -> Hosts:
         """Return the hosts once they are known, launching the cluster if needed; `tell` gets the reason for the wait.
 
         Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by another
@@ -168,7 +158,7 @@ class Cluster:
             print(f"{self.cluster}: {left}", file=sys.stderr)  # noqa: T201 - a line for people
         return error
 
-    def _state(self, asker: NotebookAsker, tell: Tell) -> ClusterState:
+    def _state(self, asker: NotebookAsker, tell: sky.Tell) -> ClusterState:
         """Return the state of a running cluster. Raises `UsageError` if it is not up, and `Unreachable`."""
         if self._asked is None:
             text = _read(self._file)
@@ -176,7 +166,7 @@ class Cluster:
             return ClusterState(name=self.cluster, status="UP", launch=launch)
         known = {one.name: one for one in sky.read_states(self._asked, asker)}
         state = known.get(self.cluster)
-        if self.is_ours and (state is None or state.status != "UP"):
+        if self._is_ours and (state is None or state.status != "UP"):
             self._raise_if_over()
             if not self._is_launched:  # for another run
                 self._is_new = state is None
@@ -200,7 +190,7 @@ class Cluster:
 
     def _find(self, state: ClusterState) -> None:
         """Read the hosts' ssh configuration."""
-        self._stops = self.is_ours or state.stops
+        self._stops = self._is_ours or state.stops
         names = sky_words.hosts_in(_read(self._file), self.cluster)
         if not names:
             raise UsageError(
@@ -258,7 +248,7 @@ class Cluster:
         with self._ending:
             is_up = bool(self.hosts) and self.error is None
             self.leave()
-        if not (self.is_ours and is_up):
+        if not (self._is_ours and is_up):
             return
         said = f"taking down the cluster {self.cluster}"
         print(said, file=sys.stderr)  # noqa: T201 - lines for people
@@ -287,7 +277,7 @@ class _ForwardedTransport:
         self._inner = inner
         self.warnings = inner.warnings
 
-    def start(self, argv: tuple[str, ...]) -> Process:
+    def start(self, argv: Argv) -> Process:
         """Start `argv` on the host. A variable holds the outside address that the class describes."""
         return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
 

@@ -56,8 +56,8 @@ def _task(job: ExportedJob, backend: str) -> str:
         f"{_resources(job)}"
         f"{_mapping('envs', job.variables)}"
         f"{_mapping('secrets', job.secrets)}"
-        f"setup:{quoting.yaml_block(setup, '  ')}"
-        f"run:{quoting.yaml_block(_run(job, backend), '  ')}"
+        f"setup:{quoting.yaml_block(setup)}"
+        f"run:{quoting.yaml_block(_run(job, backend))}"
     )
 
 
@@ -68,15 +68,15 @@ def _install(job: ExportedJob) -> str:
 
 
 def _resources(job: ExportedJob) -> str:
-    request = job.request
+    request, gpus = job.request, job.request.gpus
     lines = []
-    if request.gpus is not None and request.gpus.count:
-        if not request.gpus.kind:
+    if gpus is not None and gpus.count:
+        if not gpus.kind:
             raise UsageError(
-                f"--gpus-per-node {request.gpus.count}: SkyPilot needs their type.",
-                f"Write --gpus-per-node L4:{request.gpus.count}; sky gpus list shows all kinds.",
+                f"--gpus-per-node {gpus.count}: SkyPilot needs their type.",
+                f"Write --gpus-per-node L4:{gpus.count}; sky gpus list shows all kinds.",
             )
-        kind = f"{request.gpus.kind}:{request.gpus.count}"
+        kind = f"{gpus.kind}:{gpus.count}"
         lines.append(f"  accelerators: {quoting.yaml(kind)}\n")
     if request.cpus:
         lines.append(f'  cpus: "{request.cpus}+"\n')

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
+from distmagic.connection.connections import Connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SkyRequest
-from distmagic.request.hosts import Host
 from distmagic.request.systems import Wanted
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.cluster import Cluster
-from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
 
@@ -43,18 +41,20 @@ def asked(place: str, wanted: Wanted) -> SkyRequest:
         )
     if wanted.file:
         # The path of a task of SkyPilot that only sets hosts up. Raises `UsageError`.
-        path = wanted.file
+        path = Path(os.path.expanduser(wanted.file))
         try:
-            text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not a text file"
-            raise UsageError(f"--sky {path}: {why}.", "Check the path.") from None
+            raise UsageError(
+                f"--sky {wanted.file}: {why}.", "Check the path."
+            ) from None
         if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
             raise UsageError(
-                f"--sky {path} has a run: block, which SkyPilot would run next to the cell.",
+                f"--sky {wanted.file} has a run: block, which SkyPilot would run next to the cell.",
                 "Take it out; resources, setup and file_mounts are what is used.",
             )
-        known["file"] = str(Path(os.path.expanduser(path)).absolute())
+        known["file"] = str(path.absolute())
     return SkyRequest(name=name, **known)
 
 
@@ -69,7 +69,7 @@ def preview(request: SkyRequest, _: Access, owner: str, *, is_elastic: bool) -> 
 class SkyPool:
     """The clusters of one kernel."""
 
-    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:  # noqa: ARG002 - as any pool
+    def __init__(self, connect: Connect) -> None:  # noqa: ARG002 - as any pool
         self._made: list[Cluster] = []
 
     def get(

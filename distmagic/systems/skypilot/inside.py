@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode, Variables
+from distmagic.inside.job_node import Environ, JobNode, Variables
 
 _NEEDED = ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
 
 
-def place(environ: Mapping[str, str]) -> JobNode | None:
+def place(environ: Environ) -> JobNode | None:
     """Return the place of this process in a task, None outside of one. Raises `UsageError`."""
     found = Variables("SkyPilot", environ)
     if not found.has_any(*_NEEDED):

@@ -10,18 +10,17 @@ which lives as long as a distmagic job runs on the cluster, plus the idle time.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from distmagic import sanitize
@@ -31,7 +30,7 @@ from distmagic.remote.system import threads
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
-from distmagic.transports import program_text
+from distmagic.transports import Argv, program_text
 
 STATUS_S = 180.0  # its server may have to start first
 LAUNCH_S = 2 * 3600.0  # a cloud may try many zones
@@ -44,6 +43,7 @@ _TURN_S = 0.1
 _END_S = 3.0  # between SIGTERM and SIGKILL
 _TAIL_BYTES = 1 << 16  # size of the end of the output that is kept
 _LAST_LINES = 6
+Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SkyAnswer:
 class SkyCommand:
     """One `sky` command, started at once."""
 
-    def __init__(self, words: tuple[str, ...]) -> None:
+    def __init__(self, words: Argv) -> None:
         """Raises `UsageError` if the program is missing."""
         program = shutil.which("sky")
         if program is None:
@@ -91,12 +91,13 @@ class SkyCommand:
         self,
         asker: NotebookAsker,
         timeout_s: float,
-        tell: Callable[[str], object] = lambda _: None,
+        what: str,
+        tell: Tell = lambda _: None,
     ) -> SkyAnswer:
         """Wait for the end and return the result; `tell` gets the latest line of output.
 
-        Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it takes too long;
-        then, and for an interrupt, the command is ended.
+        Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it takes too long or
+        fails, by the name `what`. If it takes too long, and for an interrupt, the command is ended.
         """
         end_s, told = time.monotonic() + timeout_s, ""
         try:
@@ -109,14 +110,17 @@ class SkyCommand:
         except BaseException:
             self.end()
             raise
-        return self.result(0.0)
+        answer = self.result(0.0)
+        if answer.code != 0:
+            raise failed(what, answer)
+        return answer
 
     def result(self, timeout_s: float) -> SkyAnswer:
         """Wait for the end and return the result, on any thread.
 
         Raises `Unreachable` if it takes too long, and ends it.
         """
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         if self._process.poll() is None:
             self.end()
@@ -134,10 +138,7 @@ class SkyCommand:
 
     def end(self) -> None:
         """End the command, if it still runs. SkyPilot's server continues with its request."""
-        if self._process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGTERM)
+        self._process.terminate()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -147,11 +148,11 @@ class SkyCommand:
 
 def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
     """Return the output of a `status` that was started. Raises `Unreachable`."""
-    answer = command.wait(asker, STATUS_S)
-    if answer.code == 0:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return sky_words.states(answer.out)
-    raise failed("sky status", answer)
+    answer = command.wait(asker, STATUS_S, "sky status")
+    try:
+        return sky_words.states(answer.out)
+    except (ValueError, KeyError, TypeError):
+        raise failed("sky status", answer) from None
 
 
 def failed(what: str, answer: SkyAnswer) -> DistmagicError:
@@ -165,7 +166,7 @@ def failed(what: str, answer: SkyAnswer) -> DistmagicError:
 # ---- launched, held, taken down
 
 
-def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
+def launch_words(request: SkyRequest, cluster: str) -> Argv:
     """Return the arguments that launch a cluster. Without a task's `run` it only sets up the hosts."""
     words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
     if request.nodes:
@@ -176,7 +177,7 @@ def launch_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
     return (*words, request.file) if request.file else tuple(words)
 
 
-def hold_words(request: SkyRequest, cluster: str) -> tuple[str, ...]:
+def hold_words(request: SkyRequest, cluster: str) -> Argv:
     """Return the arguments that queue the job which keeps the cluster up."""
     argv = program_text.command("python3", "hold", {"idle_s": hold_s(request)})
     name = ("--detach-run", "--name", "distmagic-hold")
@@ -197,9 +198,9 @@ def _stop_minutes(request: SkyRequest) -> int:
 def launch(
     request: SkyRequest,
     cluster: str,
-    begin: Callable[[tuple[str, ...]], SkyCommand],
+    begin: Callable[[Argv], SkyCommand],
     asker: NotebookAsker,
-    tell: Callable[[str], object],
+    tell: Tell,
 ) -> None:
     """Launch a cluster, and queue the holding job; `tell` gets SkyPilot's output.
 
@@ -209,14 +210,13 @@ def launch(
 
     doing = f"SkyPilot launches the cluster {cluster}: "
     tell(f"{doing}it was asked to.")
-    words = launch_words(request, cluster)
-    answer = begin(words).wait(asker, LAUNCH_S, lambda line: tell(doing + line))
-    if answer.code != 0:
-        raise failed(f"sky launch of {cluster}", answer)
+    launching = begin(launch_words(request, cluster))
+    launching.wait(
+        asker, LAUNCH_S, f"sky launch of {cluster}", lambda line: tell(doing + line)
+    )
     tell(f"The cluster {cluster} is up; a job in its queue keeps it from stopping.")
-    answer = begin(hold_words(request, cluster)).wait(asker, EXEC_S)
-    if answer.code != 0:
-        raise failed(f"sky exec on {cluster}", answer)
+    holding = begin(hold_words(request, cluster))
+    holding.wait(asker, EXEC_S, f"sky exec on {cluster}")
 
 
 def hold_in_background(request: SkyRequest, cluster: str) -> None:
@@ -233,10 +233,8 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
 
 def take_down(cluster: str, asker: NotebookAsker) -> str:
     """Shut a cluster down, and return SkyPilot's message once it is gone. Raises `Unreachable`."""
-    answer = SkyCommand(("down", "--yes", cluster)).wait(asker, DOWN_S)
-    if answer.code != 0:
-        raise failed(f"sky down {cluster}", answer)
-    return answer.said
+    down = SkyCommand(("down", "--yes", cluster))
+    return down.wait(asker, DOWN_S, f"sky down {cluster}").said
 
 
 def take_down_soon(cluster: str) -> str:
@@ -250,7 +248,7 @@ def take_down_soon(cluster: str) -> str:
     return "It is being taken down."
 
 
-def _failure(words: tuple[str, ...], limit_s: float) -> str:
+def _failure(words: Argv, limit_s: float) -> str:
     """Run a command; return its error, "" for success."""
     try:
         answer = SkyCommand(words).result(limit_s)

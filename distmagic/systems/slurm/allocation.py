@@ -34,7 +34,7 @@ from distmagic.errors import (
 from distmagic.remote.system import memory, threads
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SlurmRequest
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, Hosts
 from distmagic.systems.slurm import commands, job_states, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
 from distmagic.systems.slurm.shell import Shell
@@ -76,10 +76,11 @@ class Allocation:
         self.request, self.job = request, job
         self.source = srun_words.source(request.login, job)
         self.title = f"Slurm job {job}"
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: Hosts = ()
         self.error: DistmagicError | None = None
         # Askers of the runs that wait for it.
         self.awaited_by: set[NotebookAsker] = set()
+        self.awaited = request.nodes
         self._has_one_core = False
         self._shell, self._terms = shell, terms
         self._mark = secrets.token_hex(8)  # of this notebook's sruns in the job
@@ -98,11 +99,6 @@ class Allocation:
     def is_alive(self) -> bool:
         """Whether the allocation is usable, as far as known."""
         return self.error is None and not self._is_over.is_set()
-
-    @property
-    def awaited(self) -> int:
-        """The number of nodes it will have."""
-        return self.request.nodes
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether the allocation satisfies a cell's request."""
@@ -124,7 +120,7 @@ class Allocation:
 
     # ---- pending
 
-    def wait(self, asker: NotebookAsker, tell: Tell) -> tuple[Host, ...]:
+    def wait(self, asker: NotebookAsker, tell: Tell) -> Hosts:
         """Wait for the nodes and return them; `tell` is called with the reason for the wait.
 
         Call it on the thread of a run; there may be several: `asker` asks questions on it. Raises `AllocationEnded` for
@@ -160,8 +156,14 @@ class Allocation:
                 tell(f"How Slurm job {self.job} stands is not known: {error.message}")
             else:
                 if state is not None and state.is_pending:
-                    tell(job_states.waiting(state))
-                    self._check_that_it_may_start(state, asker)
+                    words = job_states.waiting(state)
+                    tell(words)
+                    if job_states.never_starts(state):  # the cell would wait forever
+                        if not self.request.job:
+                            commands.cancel(self._shell, self.job, asker)
+                            words += " It was cancelled."
+                        self.error = UsageError(words, job_states.ASK_OTHERWISE)
+                        raise self.error
                 elif state is None or state.has_ended:
                     said = commands.printed(self._shell, self.job, asker)
                     self.error = job_states.ended(self.job, state, said)
@@ -178,18 +180,6 @@ class Allocation:
         """
         found = commands.look(self._shell, self.job, asker)
         return found.get(self.job)
-
-    def _check_that_it_may_start(
-        self, state: job_states.JobState, asker: Asker
-    ) -> None:
-        """Cancel a job that can never start, and raise the reason: otherwise the cell would wait forever."""
-        if job_states.never_starts(state):
-            words = job_states.waiting(state)
-            if not self.request.job:
-                commands.cancel(self._shell, self.job, asker)
-                words += " It was cancelled."
-            self.error = UsageError(words, job_states.ASK_OTHERWISE)
-            raise self.error
 
     def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
         """Start keepers in a job that distmagic did not submit.

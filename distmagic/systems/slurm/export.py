@@ -12,6 +12,7 @@ from __future__ import annotations
 from distmagic.exports import parts, quoting
 from distmagic.exports.job import ExportedJob, File, text_file
 from distmagic.exports.quoting import variable
+from distmagic.payload.sizes import plural
 from distmagic.planning.torchrun import NodeWords
 
 _NODE, _RANK = "node.sh", "rank.sh"
@@ -63,7 +64,7 @@ def _sbatch(job: ExportedJob, ranks: int, *, tasks: int, starts: str) -> str:
     what = (
         "rank"
         if starts == _RANK
-        else f"node, in which torchrun starts {ranks} rank{'s' * (ranks > 1)}"
+        else f"node, in which torchrun starts {plural(ranks, 'rank')}"
     )
     lines = [
         f"# One task a {what}. Submit it in its own folder.",

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from distmagic.connection.connections import Connect
 from distmagic.errors import UsageError
 from distmagic.request.access import Access
 from distmagic.request.allocation import SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
-from distmagic.request.hosts import LOCALHOST, Host, parse_host
+from distmagic.request.hosts import LOCALHOST, parse_host
 from distmagic.request.systems import Wanted
 from distmagic.systems.slurm import commands, submission
 from distmagic.systems.slurm.allocation import Allocation, found, submitted
 from distmagic.systems.slurm.job_states import listing
 from distmagic.systems.slurm.shell import Shell
 from distmagic.systems.slurm.submission import KeeperTerms
-from distmagic.transports import Transport
 from distmagic.transports.asking import Asker
 
 _ShellKey = tuple[str, str | None, str | None]
@@ -61,7 +59,7 @@ def _terms(access: Access, *, is_elastic: bool) -> KeeperTerms:
 class SlurmPool:
     """The allocations of one kernel, and its connections to log-in nodes."""
 
-    def __init__(self, connect: Callable[[Host, Access, Asker], Transport]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._shells: dict[_ShellKey, Shell] = {}
         self._made: list[Allocation] = []

@@ -7,10 +7,9 @@ it may have only that node, or all nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from distmagic.errors import UsageError
-from distmagic.inside.job_node import JobNode, RankTask, Variables
+from distmagic.inside.job_node import Environ, JobNode, RankTask, Variables
 from distmagic.systems.slurm import nodelist
 
 _OF_STEP = (
@@ -20,7 +19,7 @@ _OF_STEP = (
 _COUNT = re.compile(r"(?P<tasks>[0-9]{1,5})(?:\(x(?P<nodes>[0-9]{1,5})\))?")
 
 
-def place(environ: Mapping[str, str]) -> JobNode | None:
+def place(environ: Environ) -> JobNode | None:
     """Return the place of this process in a step of a job; None outside a job, and in a job with a single node.
 
     Raises `UsageError`, also for a batch script or a shell of salloc, which run on only one of several nodes.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
 from distmagic.systems.slurm import nodelist, submission
+from distmagic.transports import Argv
 
 # job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
 # %A, because %i is "123_7" for a job of an array, and "123+0" for a component of a heterogeneous job.
@@ -55,7 +56,7 @@ class JobState:
         return not self.is_pending and self.state not in _RUNNING
 
 
-def squeue(job: str) -> tuple[str, ...]:
+def squeue(job: str) -> Argv:
     """Return the command that queries a job, or, for "", all jobs of this user."""
     which = (f"--jobs={job}", "--states=all") if job else ("--me",)
     return ("squeue", "--noheader", *which, f"--format={FORMAT}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
 from distmagic.systems.slurm import srun_words
-from distmagic.transports import Process, Transport
+from distmagic.transports import Argv, Process, Transport
 from distmagic.transports.asking import Asker
 from distmagic.transports.time_limits import TimeLimit
 
@@ -48,7 +48,7 @@ class Shell:
                 self._transport = self._make(asker)
                 self.warnings = self._transport.warnings
 
-    def start(self, argv: tuple[str, ...]) -> Process:
+    def start(self, argv: Argv) -> Process:
         """Start a process on the log-in node. Raises `ConnectionLost` if the connection is lost."""
         transport = self._transport
         if transport is None:
@@ -64,7 +64,7 @@ class Shell:
 
     def run(
         self,
-        argv: tuple[str, ...],
+        argv: Argv,
         asker: Asker,
         stdin: str = "",
         timeout_s: float = COMMAND_S,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.systems.slurm import srun_words
-from distmagic.transports import Process, Transport, program_text
+from distmagic.transports import Argv, Process, Transport, program_text
 from distmagic.transports.piped import OpenProcesses
 
 Explain = Callable[[DistmagicError], DistmagicError]
@@ -89,23 +89,22 @@ _END_S = 5.0  # between a step's end of file and the end of its srun
 _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
 
-class SrunTransport:
-    """Starts processes on one node; `login` starts srun."""
+class SrunTransport(OpenProcesses):
+    """Starts processes on one node; `login` starts srun. `close` leaves the shared connection of `login` open."""
 
     def __init__(
         self, login: Transport, node: Node, explain: Explain = lambda error: error
     ) -> None:
-        self.warnings: tuple[str, ...] = ()
+        super().__init__()
         self.node = node
         self._login, self._explain = login, explain
-        self._processes = OpenProcesses()
 
-    def start(self, argv: tuple[str, ...]) -> SrunProcess:
+    def start(self, argv: Argv) -> SrunProcess:
         """Start `argv` on the node. Raises the errors of `login`; the process's `read` raises errors of srun."""
         if not argv:
             raise ValueError("a command needs a program")
         process = self._started({"argv": argv})
-        self._processes.add(process)
+        self._add(process)
         return process
 
     def hold(self) -> SrunProcess:
@@ -123,7 +122,3 @@ class SrunTransport:
         usher = program_text.command(node.python, "usher", request)
         step = srun_words.step(node.job, node.name, usher)
         return SrunProcess(self._login.start(step), node, self._explain)
-
-    def close(self) -> None:
-        """Close all pipes. The connection to the log-in node is shared, and stays open."""
-        self._processes.close()

@@ -18,6 +18,7 @@ from distmagic.errors import (
     Unreachable,
 )
 from distmagic.request.hosts import Source
+from distmagic.transports import Argv
 
 KEPT_VARIABLES = (
     "SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION",
@@ -60,18 +61,18 @@ def source(login: str, job: str) -> Source:
     )
 
 
-def clean(argv: tuple[str, ...]) -> tuple[str, ...]:
+def clean(argv: Argv) -> Argv:
     """Return the command that runs `argv` without the variables of a surrounding job."""
     return ("sh", "-c", _CLEAN, "sh", *argv)
 
 
-def step(job: str, node: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+def step(job: str, node: str, argv: Argv) -> Argv:
     """Return the command that runs `argv` as a separate step on one node of a job, with its own pipes."""
     where = (f"--jobid={job}", f"--nodelist={node}")
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 
-def kill_sruns(job: str, mark: str = "") -> tuple[str, ...]:
+def kill_sruns(job: str, mark: str = "") -> Argv:
     """Return the command that ends srun processes of distmagic in a job: those with this mark, or those of all notebooks.
 
     An srun process to a dead node would otherwise wait forever.

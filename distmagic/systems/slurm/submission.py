@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 
 from distmagic.request.allocation import SlurmRequest
-from distmagic.transports import program_text
+from distmagic.transports import Argv, program_text
 
 JOB_NAME = "distmagic"
 LOG = ".distmagic-slurm-%j.out"  # in sbatch's directory; the keeper removes it once it has started
@@ -41,9 +41,7 @@ class KeeperTerms:
     is_elastic: bool = False
 
 
-def arguments(
-    request: SlurmRequest, comment: str, *, is_elastic: bool
-) -> tuple[str, ...]:
+def arguments(request: SlurmRequest, comment: str, *, is_elastic: bool) -> Argv:
     """Return the command of a submission; `comment` identifies its owner.
 
     no-requeue: a restarted job would have no notebook. no-kill: an elastic job continues when Slurm loses one of its
@@ -79,20 +77,18 @@ def script(request: SlurmRequest, terms: KeeperTerms) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lead_step(job: str, node: str) -> tuple[str, ...]:
+def lead_step(job: str, node: str) -> Argv:
     """Return the start of the command for the lead's step, on this node."""
     return ("srun", f"--jobid={job}", f"--nodelist={node}", *_LEAD)
 
 
-def keepers_step(
-    step: tuple[str, ...], nodes: int, terms: KeeperTerms, idle_s: float
-) -> tuple[str, ...]:
+def keepers_step(step: Argv, nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
     """Return the command that starts the keepers of an existing job; it continues after its caller has ended."""
     script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
     return ("sh", "-c", script, "sh", *step, *_lead(nodes, terms, idle_s))
 
 
-def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> tuple[str, ...]:
+def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
     """Return the command of the lead's keeper, which starts the others."""
     others = nodes - 1
     step: list[str] = []

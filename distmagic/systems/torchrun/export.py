@@ -60,14 +60,13 @@ def _script(job: ExportedJob, lines: list[str], rank: int | None) -> str:
     lines += parts.read_environment(job)
     lines += parts.enter(job)
     # The ranks of a node; None if the node must count its GPUs.
+    nproc = None
     slots = [number for _, number in job.hosts]
     if rank is not None and rank < len(slots):
-        nproc = slots[rank] or job.nproc_per_node
+        nproc = slots[rank]
     elif len(set(slots)) == 1:
-        nproc = slots[0] or job.nproc_per_node
-    else:
-        nproc = job.nproc_per_node
-    counting, ranks = parts.counted_ranks(job, nproc)
+        nproc = slots[0]
+    counting, ranks = parts.counted_ranks(job, nproc or job.nproc_per_node)
     lines += counting
     address, port = _meeting(job)
     words = NodeWords(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distmagic.inside.job_node import JobNode, RankTask, Variables, anonymous
+from distmagic.inside.job_node import Environ, JobNode, RankTask, Variables, anonymous
 from distmagic.inside.torch_variables import SAID_BY
 
 _STARTED = (
@@ -13,7 +11,7 @@ _STARTED = (
 )  # fmt: skip
 
 
-def place(environ: Mapping[str, str]) -> JobNode | None:
+def place(environ: Environ) -> JobNode | None:
     """Return the place of a process that torchrun has started, None for any other. Raises `UsageError`."""
     if not environ.get("TORCHELASTIC_RUN_ID"):
         return None

@@ -5,9 +5,9 @@ An agent may be gone, hang, or be another program: then `trouble` has the error,
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
+from contextlib import suppress
 
 from distmagic.transports.ssh.public_keys import join_strings, take_strings
 
@@ -90,7 +90,7 @@ class KeyAgent:
         """Close the connection; a blocked call returns. Safe to call twice."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 # `close` alone would not wake a blocked reader.
                 stream.shutdown(socket.SHUT_RDWR)
             stream.close()

@@ -61,7 +61,7 @@ class LogIn:
                 return
             accepts = answer.methods or accepts
             # Try the accepted methods, until one makes progress.
-            answer = AuthAnswer(accepted=False)
+            answer = AuthAnswer()
             for method, attempt in _METHODS.items():
                 if method in accepts and method not in self.resolved.refused:
                     answer = attempt(self)
@@ -93,7 +93,7 @@ class LogIn:
                 self.tried.append(key.label)
         finally:
             self.agent.close()
-        return AuthAnswer(accepted=False)
+        return AuthAnswer()
 
     def _keys(self) -> Iterator[SshKey]:
         """Yield each key and its certificates: those of CertificateFile before it, those next to its file after it."""
@@ -206,21 +206,11 @@ class LogIn:
 
     def answer_questions(self) -> AuthAnswer:
         """Let the user answer the server's questions: passwords, one-time passwords."""
-
-        def handler(
-            title: str, instructions: str, questions: list[tuple[str, bool]]
-        ) -> list[str]:
-            lead = " ".join(
-                part.strip() for part in (title, instructions) if part.strip()
-            )
-            return [
-                self._ask(f"{lead} {text}".strip(), secret=not shown)
-                for text, shown in questions
-            ]
-
         return self._repeat(
             "keyboard-interactive",
-            lambda: self.session.answer_questions(handler),
+            lambda: self.session.answer_questions(
+                lambda question, shown: self._ask(question, secret=not shown)
+            ),
         )
 
     def offer_password(self) -> AuthAnswer:
@@ -235,8 +225,8 @@ class LogIn:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
-            return AuthAnswer(accepted=False)
-        answer = AuthAnswer(accepted=False)
+            return AuthAnswer()
+        answer = AuthAnswer()
         for _ in range(asking.ATTEMPTS):
             before = self.asked
             answer = attempt()

@@ -5,13 +5,13 @@ Every exception of paramiko and of its sockets becomes a `Trouble` (while connec
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.public_keys import Certificate, take_strings
-from distmagic.transports.ssh.streams import Stream
+from distmagic.transports.ssh.streams import Closable, Stream
 
 KEEPALIVE_S = 2.0
 SILENT_TICKS = (
@@ -45,14 +45,13 @@ _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _LOG = logging.getLogger("distmagic.ssh")
 _LOG.addHandler(logging.NullHandler())
 _LOG.propagate = False
-Handler = Callable[[str, str, list[tuple[str, bool]]], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuthAnswer:
     """The server's answer to one attempt. `methods` are those it accepts next, None if it did not list them."""
 
-    accepted: bool
+    accepted: bool = False
     partial: bool = False
     methods: tuple[str, ...] | None = None
 
@@ -83,15 +82,19 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the stream. A jump host's stream closes over its own connection, which may have ended first."""
-        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+        with suppress(EOFError, OSError, paramiko.SSHException):
             super().close()
 
 
 class SshSession:
-    """One SSH connection. `where` is the machine in errors, `seconds` the time limit for connecting."""
+    """One SSH connection. `where` is the machine in errors, `seconds` the time limit for connecting.
+
+    `under` are the objects to close after it, the last one first.
+    """
 
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
         self.where = where
+        self.under: list[Closable] = []
         self._user = ""
         self._transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
         self._transport.set_log_channel(_LOG.name)
@@ -158,15 +161,22 @@ class SshSession:
             lambda t, user: t.auth_password(user, password, fallback=False)
         )
 
-    def answer_questions(self, handler: Handler) -> AuthAnswer:
-        """Let `handler(title, instructions, [(question, shown)])` answer; its errors are raised again."""
+    def answer_questions(self, ask: Callable[[str, bool], str]) -> AuthAnswer:
+        """Let `ask(question, is_shown)` answer each question; its errors are raised again."""
         raised: list[BaseException] = []
 
         def guarded(
             title: str, instructions: str, questions: list[tuple[str, bool]]
         ) -> list[str]:
             try:
-                return [] if raised else handler(title, instructions, questions)
+                if raised:
+                    return []
+                lead = " ".join(
+                    part.strip() for part in (title, instructions) if part.strip()
+                )
+                return [
+                    ask(f"{lead} {text}".strip(), shown) for text, shown in questions
+                ]
             except BaseException as error:  # noqa: BLE001 - paramiko's thread; raised again in ours
                 raised.append(error)
                 return []
@@ -184,11 +194,11 @@ class SshSession:
         try:
             left = attempt(self._transport, self._user)
         except paramiko.BadAuthenticationType as error:
-            return AuthAnswer(accepted=False, methods=tuple(error.allowed_types))
+            return AuthAnswer(methods=tuple(error.allowed_types))
         except _BROKEN as error:
             if not self._transport.is_active():
                 raise troubles.HUNG_UP(self.where) from error
-            return AuthAnswer(accepted=False)
+            return AuthAnswer()
         return AuthAnswer(
             accepted=not left, partial=bool(left), methods=tuple(left) or None
         )
@@ -277,18 +287,20 @@ class SshSession:
         ):
             # Closing a socket with unread bytes discards data on its way out; an end of file does not. But not on a
             # channel through a closed jump host: its sshd would disconnect all hosts.
-            with contextlib.suppress(*_BROKEN):
+            with suppress(*_BROKEN):
                 if not getattr(self._transport.sock, "closed", False):
                     self._transport.sock.shutdown(socket.SHUT_WR)
             self._transport.join(FAREWELL_S)
         self._cut()
+        while self.under:
+            self.under.pop().close()
 
     def _cut(self) -> None:
         self._over.set()
-        with contextlib.suppress(*_BROKEN):
+        with suppress(*_BROKEN):
             self._transport.close()
         self._transport.packetizer.complete_handshake()  # cancels a timer that would delay Python's exit
-        with contextlib.suppress(OSError, EOFError):
+        with suppress(OSError, EOFError):
             self._transport.sock.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,22 +119,19 @@ def _resolved(scope: Scope) -> Resolved:
         if scope.first(keyword.lower(), "no").lower() not in ("no", "none", "false"):
             scope.warn(f"{keyword} is not followed; {instead}use --ssh-command ssh.")
     command = scope.first("proxycommand", "none")
-    identities = scope.options.get("identityfile")
     return Resolved(
         name=scope.name,
         hostname=scope.hostname,
         user=scope.first("user", scope.local_user),
         port=_port(scope),
-        identity_files=_paths(scope, identities or list(_DEFAULT_KEYS)),
-        default_keys=identities is None,
-        certificate_files=_paths(scope, scope.options.get("certificatefile", [])),
+        identity_files=_paths(scope, "identityfile", _DEFAULT_KEYS),
+        default_keys="identityfile" not in scope.options,
+        certificate_files=_paths(scope, "certificatefile"),
         identities_only=_yes(scope, "identitiesonly"),
         identity_agent=_agent(scope),
         jumps=_jumps(scope),
         proxy_command=None if command.lower() == "none" else scope.expand(command),
-        user_known_hosts=_paths(
-            scope, scope.options.get("userknownhostsfile", _USER_KNOWN_HOSTS)
-        ),
+        user_known_hosts=_paths(scope, "userknownhostsfile", _USER_KNOWN_HOSTS),
         global_known_hosts=tuple(  # tokens and ~ are not expanded in it
             file
             for file in scope.options.get("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)
@@ -184,7 +182,8 @@ def _not_understood(scope: Scope, keyword: str, text: str, what: str) -> UsageEr
     )
 
 
-def _paths(scope: Scope, words: list[str]) -> tuple[str, ...]:
+def _paths(scope: Scope, keyword: str, default: Iterable[str] = ()) -> tuple[str, ...]:
+    words = scope.options.get(keyword, default)
     return tuple(_path(scope, word) for word in words if word.lower() != "none")
 
 

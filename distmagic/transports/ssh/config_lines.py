@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distmagic.transports import Argv
+
 SSH_PORT = 22
 MAX_INCLUDES = 16  # as in OpenSSH
 EXEC_TIMEOUT_S = 10.0
@@ -155,30 +157,29 @@ def _evaluate(file: str, base: str, scope: Scope, depth: int, *, active: bool) -
 
 
 def _set(line: ConfigLine, scope: Scope) -> None:
-    if not line.words:
-        scope.warn(f"{line.where}: {line.keyword} has no value; it is left out.")
+    keyword, values = line.keyword, list(line.words)
+    if not values:
+        scope.warn(f"{line.where}: {keyword} has no value; it is left out.")
         return
-    values = list(line.words)
-    if line.keyword in _REST_OF_LINE:
+    if keyword in _REST_OF_LINE:
         values = [line.rest.lstrip("= \t")]
-    if line.keyword == "proxyjump":
+    if keyword == "proxyjump":
         values = [values[0].partition("#")[0].rstrip()]
-    if line.keyword in _REPEATED:
-        known = scope.options.setdefault(line.keyword, [])
+    if keyword == "port":
+        values = [_port_of(values[0])]
+    if keyword in _REPEATED:
+        known = scope.options.setdefault(keyword, [])
         known += [value for value in values if value not in known]
-    elif line.keyword == "port" and "port" not in scope.options:
-        scope.options["port"] = [_port_of(values[0])]
-    elif line.keyword == "connecttimeout" and values == ["none"]:
+    elif keyword == "connecttimeout" and values == ["none"]:
         return  # ssh treats this as no value: a later one is used
-    elif line.keyword == "proxyjump" and "proxycommand" in scope.options:
+    elif keyword == "proxyjump" and "proxycommand" in scope.options:
         return  # the first one takes precedence
     elif (
-        line.keyword == "proxycommand"
-        and scope.first("proxyjump", "none").lower() != "none"
+        keyword == "proxycommand" and scope.first("proxyjump", "none").lower() != "none"
     ):
         return
     else:
-        scope.options.setdefault(line.keyword, values)
+        scope.options.setdefault(keyword, values)
 
 
 def _port_of(word: str) -> str:
@@ -325,7 +326,7 @@ def _exec_succeeds(value: str, scope: Scope) -> bool:
     return done.returncode == 0
 
 
-def in_users_shell(command: str) -> tuple[str, ...]:
+def in_users_shell(command: str) -> Argv:
     """Return the words that run a command of the user's configuration by $SHELL, as ssh does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
     # A container may have inherited the variable without having that shell.

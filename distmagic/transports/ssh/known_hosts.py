@@ -7,13 +7,13 @@ Checking is pure; only `read` touches files.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
 import hmac
 import os
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def parse(lines: Iterable[str], file: str) -> list[KnownKey]:
         if not is_known or len(words) < 3 or words[0].startswith("#"):
             continue
         patterns, kind, encoded, *_ = words
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             blob = base64.b64decode(encoded, validate=True)
             keys.append(
                 KnownKey(

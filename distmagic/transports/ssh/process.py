@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from contextlib import suppress
 from typing import Any
 
 from distmagic.errors import ConnectionLost
@@ -32,7 +32,7 @@ class SshProcess:
     def _drain(self) -> None:
         """Read stderr all the time: it shares its flow control with stdout, which would block."""
         # Reading also sends, which fails when the connection ends just then.
-        with contextlib.suppress(*self._broken):
+        with suppress(*self._broken):
             while data := self._channel.recv_stderr(_PIECE_BYTES):
                 self._tail.append(data)
 
@@ -76,11 +76,11 @@ class SshProcess:
 
     def close_stdin(self) -> None:
         """Close the process's stdin, after the bytes that are being written."""
-        with self._writing, contextlib.suppress(*self._broken):
+        with self._writing, suppress(*self._broken):
             self._channel.shutdown_write()
 
     def close(self) -> None:
         """Close the channel; a blocked read or write returns. The process itself may run on."""
         self.is_closed = True
-        with contextlib.suppress(*self._broken):
+        with suppress(*self._broken):
             self._channel.close()

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from operator import attrgetter
 
 from distmagic.errors import AuthenticationError, HostError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import quoting, troubles
+from distmagic.transports import Argv, quoting, troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program
 from distmagic.transports.ssh.agent import KeyAgent
@@ -24,37 +24,35 @@ from distmagic.transports.ssh.config import Resolved, resolve
 from distmagic.transports.ssh.config_lines import SSH_PORT
 from distmagic.transports.ssh.deadline import Deadline
 from distmagic.transports.ssh.process import SshProcess
-from distmagic.transports.ssh.streams import ProxyProcess, Stream, dial, run_proxy
+from distmagic.transports.ssh.streams import (
+    Closable,
+    ProxyProcess,
+    Stream,
+    dial,
+    run_proxy,
+)
 
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
+# What tells hops of a route apart.
+_PLACE = attrgetter("hostname", "port", "user", "jumps")
 
 
 class SshTransport:
     """One connection to one host. `warnings` list ignored lines of the ssh configuration."""
 
     def __init__(
-        self,
-        name: str,
-        session: SshSession,
-        under: list[_Closable],
-        warnings: tuple[str, ...],
+        self, name: str, session: SshSession, warnings: tuple[str, ...]
     ) -> None:
         self.name = name
         self.warnings = warnings
         self._session = session
-        self._under = under
 
-    def start(self, argv: tuple[str, ...]) -> SshProcess:
+    def start(self, argv: Argv) -> SshProcess:
         """Start `argv` on the host through the log-in shell. Raises `ConnectionLost` or `PreflightError`."""
         return self._session.start(quoting.command_line(argv), self.name)
 
     def close(self) -> None:
         """End the connection; a jump host's connection ends with the last host behind it."""
         self._session.close()
-        while self._under:
-            self._under.pop().close()
 
 
 def connect(
@@ -76,7 +74,7 @@ def connect(
         route = (*route[:-1], target)
     attempt = _Attempt(access=access, asker=asker, route=route, is_pinned=bool(pins))
     try:
-        session, under = attempt.run()
+        session = attempt.run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
@@ -86,7 +84,7 @@ def connect(
         raise AuthenticationError(
             host.name, f"the jump host {error.host} {what}", error.hint
         ) from None
-    return SshTransport(host.name, session, under, route[-1].warnings)
+    return SshTransport(host.name, session, route[-1].warnings)
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
@@ -101,11 +99,7 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
         hop = resolve(last, ssh_config)
         if before:
             hop = replace(hop, jumps=tuple(before), proxy_command=None)
-        place = (hop.hostname, hop.port, hop.user, hop.jumps)
-        if any(
-            place == (later.hostname, later.port, later.user, later.jumps)
-            for later in route
-        ):
+        if _PLACE(hop) in map(_PLACE, route):
             hint = "Its own Host block needs ProxyJump none."
             raise UsageError(
                 f"{target.name}: ProxyJump leads in a circle at {last.name}.", hint
@@ -116,14 +110,14 @@ def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]
 
 @dataclass(kw_only=True)
 class _Attempt:
-    """One attempt to connect to the last hop of `route`. `opened` must be closed with the connection."""
+    """One attempt to connect to the last hop of `route`, and the objects that it has opened."""
 
     access: Access
     asker: Asker
     route: tuple[Resolved, ...]
     is_jump: bool = False
     is_pinned: bool = False
-    opened: list[_Closable] = field(default_factory=list)
+    opened: list[Closable] = field(default_factory=list)
     agent: KeyAgent | None = None
 
     @property
@@ -131,8 +125,8 @@ class _Attempt:
         """The resolved host of this connection."""
         return self.route[-1]
 
-    def run(self) -> tuple[SshSession, list[_Closable]]:
-        """Return the session, and objects to close with it. Raises `Trouble` or the asker's errors."""
+    def run(self) -> SshSession:
+        """Return the session, which closes all that it needs. Raises `Trouble` or the asker's errors."""
         try:
             if self.resolved.proxy_command is None:
                 return self._connected()
@@ -148,7 +142,7 @@ class _Attempt:
             trouble.log_in_by(self.access.ssh_options + host.login)
             raise
 
-    def _connected(self) -> tuple[SshSession, list[_Closable]]:
+    def _connected(self) -> SshSession:
         seconds = min(
             self.access.connect_timeout_s,
             self.resolved.connect_timeout_s or self.access.connect_timeout_s,
@@ -165,7 +159,8 @@ class _Attempt:
             raise self._too_late(seconds)
         session.watch()
         self.opened.remove(session)
-        return session, self.opened
+        session.under = self.opened
+        return session
 
     def _too_late(self, seconds: float) -> troubles.Trouble:
         if self.agent is not None and self.agent.is_signing:
@@ -235,7 +230,7 @@ class _Attempt:
         self._keep(stream, deadline)
         return stream
 
-    def _keep(self, thing: _Closable, deadline: Deadline) -> None:
+    def _keep(self, thing: Closable, deadline: Deadline) -> None:
         self.opened.append(thing)
         if deadline.expired:  # it expired too late for `_abort`
             thing.close()
@@ -262,9 +257,9 @@ class _Attempt:
 
 @dataclass(kw_only=True, eq=False)
 class _Jump:
-    """A jump host's session, objects to close after it, and the number of connections that use it."""
+    """A jump host's session, and the number of connections that use it."""
 
-    future: Future[tuple[SshSession, list[_Closable]]] = field(default_factory=Future)
+    future: Future[SshSession] = field(default_factory=Future)
     users: int = 0
 
 
@@ -278,9 +273,7 @@ class _JumpUse:
     An error of `make` is raised in every waiting thread.
     """
 
-    def __init__(
-        self, key: object, make: Callable[[], tuple[SshSession, list[_Closable]]]
-    ) -> None:
+    def __init__(self, key: object, make: Callable[[], SshSession]) -> None:
         with _changing_jumps:
             jump = _jumps.get(key)
             is_mine = jump is None or _is_dead(jump)
@@ -295,7 +288,7 @@ class _JumpUse:
                     if _jumps.get(key) is jump:
                         del _jumps[key]
                 jump.future.set_exception(error)
-        self.session, self._under = jump.future.result()
+        self.session = jump.future.result()
         self._key, self._jump = key, jump
         self._is_over = False
 
@@ -311,8 +304,6 @@ class _JumpUse:
             if _jumps.get(self._key) is self._jump:
                 del _jumps[self._key]
         self.session.close()
-        while self._under:
-            self._under.pop().close()
 
 
 def _is_dead(jump: _Jump) -> bool:
@@ -320,5 +311,4 @@ def _is_dead(jump: _Jump) -> bool:
         return False
     if jump.future.exception() is not None:
         return True
-    session, _ = jump.future.result()
-    return not session.is_active
+    return not jump.future.result().is_active

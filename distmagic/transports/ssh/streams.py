@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import queue
@@ -11,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from distmagic.remote.system import threads
@@ -19,24 +19,16 @@ from distmagic.transports.piped import Tail
 from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
 
-# A broken network is noticed after this time, even if only keep-alives are sent.
+# A broken network is noticed after this time, even if only keep-alives are sent: the kernel (Linux) ends a connection
+# whose data is not acknowledged in time.
 USER_TIMEOUT_MS = 6000
 
 
-class Stream(Protocol):
-    """A byte stream for SSH: a socket, or a channel of another connection."""
-
-    def send(self, data: bytes) -> int:
-        """Send some bytes; return how many."""
-
-    def recv(self, max_bytes: int) -> bytes:
-        """Return some bytes, none at the end."""
-
-    def settimeout(self, seconds: float | None) -> None:
-        """Set the time limit of every send and recv."""
+class Closable(Protocol):
+    """A part of a connection."""
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close it; a blocked call of another thread returns."""
 
 
 class ProxyStream:
@@ -75,6 +67,10 @@ class ProxyStream:
         self._stdout.close()
 
 
+# What SSH runs over; a channel of another connection, which has no type, does as well.
+Stream = socket.socket | ProxyStream
+
+
 class ProxyProcess:
     """A running ProxyCommand."""
 
@@ -107,7 +103,7 @@ class ProxyProcess:
     def close(self) -> None:
         """End it and its children."""
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
 
 
@@ -148,17 +144,19 @@ def dial(hostname: str, port: int, where: str, deadline: Deadline) -> socket.soc
     for number, (family, kind, protocol, _, address) in enumerate(answer):
         # So that an unreachable IPv6 address leaves time for IPv4.
         share = deadline.remaining() / (len(answer) - number)
+        dialled = None
         try:
             dialled = socket.socket(family, kind, protocol)
-        except OSError as problem:
-            error = problem
-            continue
-        try:
             dialled.settimeout(max(share, 0.01))
             dialled.connect(address)
-            notice_a_cut(dialled)
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform == "linux":
+                dialled.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS
+                )
         except OSError as problem:
-            dialled.close()
+            if dialled is not None:
+                dialled.close()
             error = problem
         else:
             return dialled
@@ -177,10 +175,3 @@ def _look_up(
         answer(socket.gaierror(socket.EAI_NONAME, "not a host name"))
     except OSError as error:
         answer(error)
-
-
-def notice_a_cut(stream: socket.socket) -> None:
-    """Let the kernel end the connection if sent data is not acknowledged in time (Linux)."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sys.platform == "linux":
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)

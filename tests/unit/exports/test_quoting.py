@@ -58,14 +58,12 @@ def test_yaml_reads_back_every_text(value):
     )
 )
 def test_yaml_reads_back_every_block(text):
-    document = f"a:{quoting.yaml_block(text, '  ')}b: 1\n"
+    document = f"a:{quoting.yaml_block(text)}b: 1\n"
     assert yaml.safe_load(document) == {"a": text.rstrip("\n") + "\n", "b": 1}
 
 
 def test_a_plain_block_is_one_for_people():
-    assert (
-        quoting.yaml_block("a\n  b: 'c'\n\nd", "  ") == " |\n  a\n    b: 'c'\n\n  d\n"
-    )
+    assert quoting.yaml_block("a\n  b: 'c'\n\nd") == " |\n  a\n    b: 'c'\n\n  d\n"
 
 
 def test_the_pieces_of_a_word():

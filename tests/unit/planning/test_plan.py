@@ -21,6 +21,11 @@ def plan_of(*hosts: Reached, **spec) -> Plan:
     return plan_for(JobSpec(**spec), *(hosts or (A, B)))
 
 
+def flags_of(plan: Plan) -> list[tuple[str, ...]]:
+    """Return torchrun's flags for each node."""
+    return [plan.flags_of(node) for node in plan.nodes]
+
+
 def test_two_nodes_meet_statically():
     plan = plan_of(nproc_per_node=2)
     assert (plan.job, plan.endpoint, plan.terms.max_restarts) == (
@@ -36,7 +41,7 @@ def test_two_nodes_meet_statically():
         "--rdzv-id=j-1",
     )
     lead = ("--master-addr=10.0.0.1", "--master-port=40001")
-    assert [node.torchrun for node in plan.nodes] == [
+    assert flags_of(plan) == [
         (*common, "--local-addr=10.0.0.1", "--node-rank=0", *lead),
         (*common, "--local-addr=10.0.0.2", "--node-rank=1", *lead),
     ]
@@ -56,7 +61,7 @@ def test_two_nodes_meet_by_c10d():
         "--rdzv-backend=c10d",
         "--rdzv-id=mine",
     )
-    assert [node.torchrun for node in plan.nodes] == [
+    assert flags_of(plan) == [
         (
             *common,
             "--local-addr=10.0.0.1",
@@ -86,25 +91,23 @@ def test_an_endpoint_that_is_not_the_first_host_s(backend, address, golden):
 
 
 def test_an_elastic_job():
-    plan = plan_of(nnodes=(1, 4))
-    assert plan.nodes[0].torchrun[0] == "--nnodes=1:4"
-    assert "--rdzv-backend=c10d" in plan.nodes[0].torchrun
+    flags = flags_of(plan_of(nnodes=(1, 4)))[0]
+    assert flags[0] == "--nnodes=1:4"
+    assert "--rdzv-backend=c10d" in flags
 
 
 def test_a_single_node_dials_nobody():
     plan = plan_of(A)
     assert plan.endpoint == ""
-    assert "--nnodes=1" in plan.nodes[0].torchrun
+    assert "--nnodes=1" in flags_of(plan)[0]
 
 
 def test_addresses_of_ipv6():
     hosts = (reached(address="fd00::1"), reached("gpu-b", "fd00::2"))
-    assert (
-        "--rdzv-endpoint=[fd00::1]:40001"
-        in plan_of(*hosts, rdzv_backend="c10d").nodes[1].torchrun
-    )
+    c10d = flags_of(plan_of(*hosts, rdzv_backend="c10d"))
+    assert "--rdzv-endpoint=[fd00::1]:40001" in c10d[1]
     static = plan_of(*hosts)
-    assert "--master-addr=fd00::1" in static.nodes[1].torchrun
+    assert "--master-addr=fd00::1" in flags_of(static)[1]
     assert static.endpoint == "fd00::1 40001"
 
 
@@ -125,7 +128,7 @@ def test_where_the_nodes_meet(asked, endpoint):
 
 
 def test_local_addr_is_the_first_hosts():
-    flags = [node.torchrun for node in plan_of(local_addr="192.0.2.1").nodes]
+    flags = flags_of(plan_of(local_addr="192.0.2.1"))
     assert "--local-addr=192.0.2.1" in flags[0]
     assert "--local-addr=10.0.0.2" in flags[1]
 
@@ -190,9 +193,8 @@ def test_a_hosts_own_number_goes_before_the_jobs():
         nproc_per_node=3,
     )
     assert [node.nproc_per_node for node in plan.nodes] == [4, 2, 3]
-    assert [
-        flag for node in plan.nodes for flag in node.torchrun if "nproc" in flag
-    ] == [f"--nproc-per-node={n}" for n in (4, 2, 3)]
+    for flags, ranks in zip(flags_of(plan), (4, 2, 3), strict=True):
+        assert f"--nproc-per-node={ranks}" in flags
 
 
 def test_collectives_are_bound_to_the_interface_that_is_dialled():
@@ -252,7 +254,7 @@ def test_the_flags_are_torchruns_own():
 
     for asked in ({}, {"rdzv_backend": "c10d"}, {"nnodes": (1, 3)}):
         parsed = get_args_parser().parse_args(
-            [*plan_of(**asked).nodes[1].torchrun, "script.py"]
+            [*flags_of(plan_of(**asked))[1], "script.py"]
         )
         assert (parsed.training_script, parsed.training_script_args) == (
             "script.py",

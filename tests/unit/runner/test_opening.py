@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from distmagic.connection.first_links import FirstLinks
 from distmagic.errors import Cancelled, Unreachable
 from distmagic.runner import connect, interrupts
 from distmagic.runner.event_queue import EventQueue
@@ -41,7 +42,7 @@ def opening(
     )
 
 
-class FakeFirstLinks:
+class FakeFirstLinks(FirstLinks):
     """Hosts that are being reached, and what is made of their links."""
 
     def __init__(self, futures: list[Future[str]]) -> None:

@@ -60,7 +60,7 @@ def plan(text: str) -> CellPlan:
     ],
 )
 def test_names_that_a_cell_uses_and_those_that_these_use(notebook, text, names):
-    assert set(following.used(plan(text), notebook)) == names
+    assert set(following.prepared(plan(text), notebook, (), {}, {}).digests) == names
 
 
 def loaded(packed: following.CellParcel) -> tuple[call.Cell, dict[str, object]]:

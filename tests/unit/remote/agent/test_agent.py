@@ -20,10 +20,11 @@ from typing import Any, cast
 import pytest
 
 from distmagic.remote.agent import rank_table
+from distmagic.remote.agent.patience import RESTART_S
 from distmagic.remote.agent.rank_table import RankTable
 from distmagic.remote.agent.reader_table import ReaderTable
-from distmagic.remote.agent.restart_wait import RESTART_S
 from distmagic.remote.gang.channel import Cause
+from distmagic.remote.gang.datagrams import OwnState
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import listing, places
 from distmagic.remote.records.journal import Journal, expand, log_name
@@ -117,7 +118,7 @@ def test_a_job_that_ends_well(node):
 def test_devices_are_kept_until_no_process_of_the_job_is_left(node):
     reading, device = os.pipe()
     node.agent.devices = (device,)
-    node.agent.got_sigterm = True
+    node.agent.ending.got_sigterm = True
     node.step()
     os.write(device, b"kept")
     node.end()
@@ -127,7 +128,7 @@ def test_devices_are_kept_until_no_process_of_the_job_is_left(node):
 
 
 def test_sigterm_then_sigkill_and_the_first_cause_counts(node):
-    node.agent.got_sigterm = True
+    node.agent.ending.got_sigterm = True
     node.step()
     assert node.signals == [signal.SIGTERM]
     node.step(2.9)
@@ -148,7 +149,7 @@ def test_ranks_leave_their_calls_before_they_are_ended_for_another_nodes_failure
     conn, pipes = connect_rank(node, restart=0)
     file = node.agent.run_dir / f"calls-{ENGINE}"
     file.write_bytes(b"-")
-    node.agent.stop(node.now, Cause("failed", culprit=1))
+    node.agent.ending.stop(node.now, Cause("failed", culprit=1))
     node.step(0.9)
     assert (file.read_bytes(), node.signals) == (b"", [])
     answer = protocol.Stacks(request_id="", rank=0, local_rank=0)
@@ -175,7 +176,7 @@ def test_the_end_does_not_wait_long_for_the_calls_of_ranks(node):
 
 
 def test_a_process_that_survives_sigkill_is_named(node):
-    node.agent.got_sigterm = True
+    node.agent.ending.got_sigterm = True
     node.step()
     node.step(14.0)
     (final,) = node.events(protocol.Final)
@@ -222,9 +223,7 @@ def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round
     node, monkeypatch
 ):
     """A node may be lost just after the ranks have begun: nobody has heard of it since."""
-    node.agent.start = replace(
-        node.agent.start, membership=replace(MEMBERSHIP, lost_after_s=3.0)
-    )
+    node.change_start(membership=replace(MEMBERSHIP, lost_after_s=3.0))
     heard_last_s = node.now - 3.0
     ranks = []
     for after_s in (-1.0, 0.2, 4.0):
@@ -240,7 +239,7 @@ def test_ranks_that_were_to_meet_a_lost_node_are_killed_and_those_of_a_new_round
     monkeypatch.setattr(
         rank_table.processes, "send", lambda process, _: killed.append(process)
     )
-    node.agent._form_anew_if_asked(node.now, LosingGang.formations)
+    node.agent.ending._form_anew_if_asked(node.now, LosingGang.formations)
     assert killed == [rank.process for rank in ranks[:2]]
     assert [rank.is_replaced for rank in ranks] == [True, True, False]
 
@@ -252,8 +251,8 @@ def test_torchrun_does_not_wait_for_a_lost_node_once_all_ranks_here_have_returne
     """The lead stays until the other nodes have ended, since its torchrun has the store of the rendezvous."""
     gang = LosingGang()
     gang.may_leave = False
-    node.agent.start = replace(node.agent.start, lead=is_lead, membership=MEMBERSHIP)
-    monkeypatch.setattr(node.agent, "channel", gang)
+    node.change_start(lead=is_lead, membership=MEMBERSHIP)
+    monkeypatch.setattr(node.agent.ending, "channel", gang)
     node.agent.rank_table.codes = {0: 0, 1: None}
     node.step()
     assert node.signals == []
@@ -276,8 +275,8 @@ class ReturnedGang(DetachedGang):
 
     is_detached, has_formed, has_returned_node = False, True, False
 
-    def poll(self, *_: object, has_returned: bool, **__: object) -> None:
-        self.told = has_returned
+    def poll(self, _: float, own: OwnState, *__: object, **___: object) -> None:
+        self.told = own.has_returned
 
 
 @pytest.fixture
@@ -285,13 +284,13 @@ def returned(node: Node, monkeypatch: pytest.MonkeyPatch) -> ReturnedGang:
     """The channel of `node` in a job of two nodes whose ranks may be started again, and which needs no notebook."""
     set_terms(node, max_restarts=3)
     gang = ReturnedGang()
-    monkeypatch.setattr(node.agent, "channel", gang)
+    monkeypatch.setattr(node.agent.ending, "channel", gang)
     return gang
 
 
 def set_terms(node: Node, **terms: Any) -> None:
     changed = replace(node.agent.start.terms, lease_s=1e6, **terms)
-    node.agent.start = replace(node.agent.start, terms=changed, membership=MEMBERSHIP)
+    node.change_start(terms=changed, membership=MEMBERSHIP)
 
 
 def reasons(node: Node) -> list[str]:
@@ -402,8 +401,8 @@ def test_a_lead_takes_in_no_host_once_all_ranks_of_a_node_have_returned(
 def test_every_host_of_a_detached_job_lists_it_so(node):
     listing.remember(node.agent.folder, node.agent.start)
     assert [one.is_detached for one in listing.jobs(JOB)] == [False]
-    node.agent.start = replace(node.agent.start, membership=MEMBERSHIP)
-    node.agent.channel = cast(Any, DetachedGang())
+    node.change_start(membership=MEMBERSHIP)
+    node.agent.ending.channel = cast(Any, DetachedGang())
     node.step()
     assert [one.is_detached for one in listing.jobs(JOB)] == [True]
     node.step(LEASE_S + 1.0)
@@ -707,7 +706,7 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 BREAKS_DOWN = """
 import os, socket, subprocess, sys
 from distmagic.remote.agent import agent, main
-from distmagic.remote.agent.restart_wait import RESTART_S
+from distmagic.remote.agent.patience import RESTART_S
 from distmagic.remote.engine import engine_start
 from distmagic.remote.gang.elastic_members import ElasticMembers
 from distmagic.remote.records import places
@@ -725,7 +724,7 @@ def start_engine(*_):
     return engine.pid, os.pipe()[0], os.pipe()[0]
 
 def run(self):
-    os.waitid(os.P_PID, self.engine_pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, self.ending.engine_pid, os.WEXITED | os.WNOWAIT)
     assert [one.name for one in main.processes.descendants(os.getpid())] == ["sleep"]
     raise RuntimeError("broken")
 

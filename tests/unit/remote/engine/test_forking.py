@@ -33,8 +33,8 @@ def forked(act: str, before: str = "") -> subprocess.CompletedProcess[str]:
         def act():
             {act}
         def child():
-            streams = (os.open("/dev/null", os.O_RDONLY), os.dup(1), os.dup(2))
-            forking.reset_process({{"PATH": "/bin", "COLOUR": "red"}}, streams, cwd="/")
+            out, err = os.dup(1), os.dup(2)
+            forking.reset_process({{"PATH": "/bin", "COLOUR": "red"}}, out, err, cwd="/")
             forking.exit_like_python(act)
         def middle():
             holder = Holder()

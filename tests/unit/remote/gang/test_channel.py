@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.gang.channel import Cause, GangChannel
+from distmagic.remote.gang.datagrams import OwnState
 from distmagic.remote.gang.liveness import News
 from distmagic.remote.records.journal import Journal
 from distmagic.remote.wire import protocol
@@ -62,11 +63,9 @@ def test_a_node_whose_ranks_have_returned_says_so(channels, returned):
         for node_rank, one in enumerate(channels):
             cause = one.poll(
                 100.0 + 0.1 * turn,
+                OwnState(has_returned=node_rank == returned),
                 None,
                 is_clear=False,
-                is_detached=False,
-                has_returned=node_rank == returned,
-                is_ending=False,
             )
             assert cause is None
     assert channels[0].gang.has_formed
@@ -82,11 +81,9 @@ def test_every_node_learns_of_a_rank_that_is_about_to_end_and_when_it_has_ended(
             for node_rank, one in enumerate(made):
                 one.poll(
                     100.0 + 0.1 * turn,
+                    OwnState(is_ending=node_rank == busy and turn < 20),
                     Cause("interrupted"),
                     is_clear=False,
-                    is_detached=False,
-                    has_returned=False,
-                    is_ending=node_rank == busy and turn < 20,
                 )
             if turn == 19:
                 others = [one for i, one in enumerate(made) if i != busy]
@@ -128,11 +125,9 @@ def test_a_member_that_was_frozen_and_thaws_makes_the_others_form_anew_no_second
             for node_rank, one in enumerate(made[: 2 if is_frozen else 3]):
                 cause = one.poll(
                     100.0 + 0.1 * turn,
+                    OwnState(),
                     causes.get(node_rank),
                     is_clear=False,
-                    is_detached=False,
-                    has_returned=False,
-                    is_ending=False,
                 )
                 if cause is not None:
                     causes.setdefault(node_rank, cause)

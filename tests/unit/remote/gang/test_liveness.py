@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmagic.remote.agent.lease import Lease
+from distmagic.remote.agent.patience import Lease
 from distmagic.remote.gang import liveness
 from distmagic.remote.gang.datagrams import (
     NOBODY,

@@ -59,6 +59,10 @@ class Clock:
         return self.now
 
 
+def flush(patience_s: float = report._FLUSH_S) -> bool:
+    return report._here.link.flush(patience_s)
+
+
 @pytest.fixture
 def clock():
     return Clock()
@@ -78,7 +82,6 @@ def test_outside_a_run_nothing_happens(capfd):
     report.end()
     report.report(step=1, total=2, loss="nonsense")
     assert list(report.track([1, 2, 3])) == [1, 2, 3]
-    assert report.flush() is True
     assert capfd.readouterr() == ("", "")
 
 
@@ -173,7 +176,7 @@ def test_pending_points_are_bounded_thinned_evenly_and_keep_the_last(agent, cloc
     for step in range(5000):
         report.report(step=step, total=5000, loss=float(step))
     agent.is_open = True
-    assert report.flush(blocking=False) is True
+    assert flush(0.0) is True
     losses = agent.losses
     assert len(losses) <= outbox.KEPT_POINTS
     assert losses == sorted(losses)
@@ -187,7 +190,7 @@ def test_a_fast_loop_sends_fewer_packets_and_loses_nothing(agent, clock):
         clock.now += 1e-4
         report.report(step=step, loss=float(step))
     assert 50 <= len(agent.packets) <= 60
-    report.flush()
+    flush()
     assert agent.losses == [float(step) for step in range(400)]
 
 
@@ -196,11 +199,11 @@ def test_packets_stay_small_enough_for_the_socket(agent, capfd):
     for _ in range(100):
         report.report(**{f"layer{i:03}.weight.norm": 0.123456789 for i in range(200)})
     agent.is_open = True
-    assert report.flush() is True
+    assert flush() is True
     assert [len(points) for points in agent.points.values()] == [100] * 200
     assert max(map(len, agent.packets)) < 1 << 16
     report.report(**{f"m{i}": 0.5 for i in range(10_000)})
-    assert report.flush() is True
+    assert flush() is True
     assert "10000 metrics in one call" in capfd.readouterr().err
 
 
@@ -213,7 +216,7 @@ def test_a_metric_that_the_socket_would_refuse_is_told_and_takes_nothing_with_it
     report.report(step=2, **{f"{i:0300}": 0.5 for i in range(900)})
     report.report(step=3, loss=3.0)
     agent.is_open = True
-    assert report.flush() is True
+    assert flush() is True
     assert agent.losses == [1.0, 3.0]
     assert len(agent.points) == 1 + 900
     assert "bytes in one call are more than 200,000" in capfd.readouterr().err
@@ -224,17 +227,17 @@ def test_names_of_metrics_that_wait_are_bounded(agent):
     for number in range(5000):
         report.report(**{f"m{number}": 1.0})
     agent.is_open = True
-    assert report.flush() is True
+    assert flush() is True
     assert 1000 < len(agent.points) <= 2000
 
 
 def test_flush_waits_for_the_agent_only_when_blocking(agent):
     agent.is_open = False
     report.report(step=1)
-    assert report.flush(blocking=False) is False
+    assert flush(0.0) is False
     opener = threading.Timer(0.05, setattr, (agent, "is_open", True))
     opener.start()
-    assert report.flush() is True
+    assert flush() is True
     opener.join()
 
 
@@ -257,7 +260,7 @@ def test_a_real_socket_pair(agent, clock):
         while True:
             message = protocol.decode(ours.recv(1 << 18))[1]
             seen.extend(message.points["loss"][1::3])
-            report.flush(blocking=False)
+            flush(0.0)
             if message.step == 2999.0:
                 break
         assert seen[-1] == 2999.0
@@ -274,7 +277,7 @@ def test_threads_do_not_lose_each_others_rows(agent):
         thread.start()
     for thread in threads:
         thread.join()
-    report.flush()
+    flush()
     assert [len(points) for points in agent.points.values()] == [100] * 4
 
 
@@ -338,7 +341,7 @@ def test_track_nested_and_broken_off(agent):
         for item in report.track(range(10), desc="inner"):
             if item == 4:
                 break
-    report.flush()
+    flush()
     closed = [(bar.desc, bar.n) for bar in agent.bars if bar.closed]
     assert closed == [("inner", 4.0), ("inner", 4.0), ("outer", 2.0)]
     assert len({bar.id for bar in agent.bars}) == 3
@@ -351,7 +354,7 @@ def test_track_closes_its_bar_when_the_loop_raises(agent):
 
     with pytest.raises(ZeroDivisionError):
         divide()
-    report.flush()
+    flush()
     assert agent.bars[-1].closed
 
 
@@ -361,7 +364,7 @@ def test_bars_pending_are_bounded_but_open_ones_stay(agent):
         for _ in range(1000):
             list(report.track([1], desc="inner"))
         agent.is_open = True
-        report.flush()
+        flush()
         assert len(agent.bars) <= outbox.KEPT_BARS + 1
         assert agent.bars[0].desc == "outer"
         assert not agent.bars[0].closed
@@ -389,7 +392,7 @@ def test_a_report_without_a_step_stands_at_the_count_of_the_innermost_bar(agent)
         report.post_bar(protocol.Bar(id=2 + epoch, n=2, total=2, closed=True))
         report.report(accuracy=0.5)
     report.report(step=7, loss=0.5)
-    report.flush()
+    flush()
     steps = {name: [step for _, step, _ in one] for name, one in agent.points.items()}
     assert steps == {"loss": [None, 0, 1, 0, 1, 7], "accuracy": [0, 1]}
     assert all(message.step in (None, 7) for message in agent.messages)

@@ -6,9 +6,9 @@ from tests.builders import gloo_ranks
 
 # Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.
 RANKS = """
-import base64, functools, pathlib, socket, types
+import base64, pathlib, socket, types
 from distmagic.payload.pack import dumped
-from distmagic.remote.rank import stay, worker
+from distmagic.remote.rank import report, sources, stay
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import codec, protocol as p
@@ -21,14 +21,11 @@ sys.modules["__main__"] = main
 ours, agents = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 folder = pathlib.Path(sys.argv[1], f"files of {rank}")
 folder.mkdir()
-around = stay.Surroundings(
-    rank=rank, main=main, folder=folder, blobs=folder, paths=(), form=None, labels={},
-    send=lambda message: ours.send(codec.encode(message)), begin_reports=lambda: None,
-    keep=lambda value: None,
+of_rank = types.SimpleNamespace(
+    rank=rank, restart=0, folder=folder, call=folder / "call", code=None, paths=(), work_dir="",
 )
-of_rank = types.SimpleNamespace(rank=rank, restart=0)
-
-ending = functools.partial(worker._ended_after, of_rank, {})
+sources.form_of_results = lambda code: None
+report.begin = lambda send, rank, restart: None
 
 def agent():
     talk = Words()
@@ -128,7 +125,7 @@ def waits():
 main.waits = waits
 for act in (agent, reads, *([notebook] if rank == 0 else [])):
     threading.Thread(target=act, daemon=True).start()
-stay.CellLoop(around).run(ours, ending)
+stay.CellLoop(of_rank, ours, main, {}).run()
 words.meet("end")
 os._exit(0)
 """

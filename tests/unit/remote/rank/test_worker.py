@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.rank import worker
+from distmagic.remote.rank import ending
 from distmagic.remote.values import call, parcel
 from tests.builders.shell import completed
 
@@ -42,8 +42,8 @@ def test_a_warning_of_a_cell_names_the_cell_as_tracebacks_do(golden):
     )
 
 
-def rank_in(folder: Path) -> worker.Rank:
-    return worker.Rank(
+def rank_in(folder: Path) -> ending.Rank:
+    return ending.Rank(
         rank=3,
         restart=0,
         folder=folder,
@@ -55,7 +55,7 @@ def rank_in(folder: Path) -> worker.Rank:
 
 
 def test_a_result_is_kept(tmp_path):
-    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5})
+    ended = ending.keep(rank_in(tmp_path), {"loss": 0.5})
     assert (ended.outcome, ended.meaning) == ("returned", "")
     assert ended.result_bytes == (tmp_path / "rank3.result").stat().st_size
 
@@ -67,9 +67,9 @@ def test_a_result_that_finds_no_room_says_how_much_it_needs(tmp_path, monkeypatc
     value = bytes(1_000_000)
     monkeypatch.setattr(parcel, "dump", dump)
     monkeypatch.setattr(
-        worker.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})()
+        ending.shutil, "disk_usage", lambda _: type("", (), {"free": 4096})()
     )
-    ended = worker._keep(rank_in(tmp_path), value)
+    ended = ending.keep(rank_in(tmp_path), value)
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
     assert f"it takes {parcel.measure(value):,} bytes" in ended.meaning
     assert "4,096 bytes free" in ended.meaning
@@ -84,7 +84,7 @@ class Odd:
 
 
 def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path, golden):
-    ended = worker._keep(rank_in(tmp_path), Odd(RuntimeError("I stay here")))
+    ended = ending.keep(rank_in(tmp_path), Odd(RuntimeError("I stay here")))
     assert (ended.outcome, ended.code, ended.result_bytes, ended.failure) == (
         "returned",
         0,
@@ -95,13 +95,13 @@ def test_a_result_that_can_not_be_pickled_fails_no_rank(tmp_path, golden):
 
 
 def test_a_result_for_which_there_is_no_memory_fails_no_rank(tmp_path, golden):
-    ended = worker._keep(rank_in(tmp_path), {"a": Odd(MemoryError())})
+    ended = ending.keep(rank_in(tmp_path), {"a": Odd(MemoryError())})
     assert (ended.outcome, ended.code, ended.result_bytes) == ("returned", 0, None)
     golden(ended.meaning)
 
 
 def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
-    ended = worker._keep(
+    ended = ending.keep(
         rank_in(tmp_path), {"loss": 0.5, "trainer": Odd(RuntimeError("I stay here"))}
     )
     assert (ended.outcome, ended.result_bytes) == (
@@ -116,9 +116,9 @@ def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
 
 OWN_STREAM = """
 import atexit, sys, types
-from distmagic.remote.rank import worker
+from distmagic.remote.rank import ending
 main = sys.modules["__main__"] = types.ModuleType("__main__")
-atexit.register(worker.clear_main, main)
+atexit.register(ending.clear_main, main)
 exec(sys.argv[1], main.__dict__)
 """
 TEE = """
@@ -147,7 +147,7 @@ def test_a_stream_of_main_is_flushed_before_main_is_cleared(tmp_path, code, end)
 def test_the_globals_of_a_program_are_no_result(tmp_path):
     program = tmp_path / "train.py"
     program.write_text("import threading\nlock = threading.Lock()\n")
-    ended = worker._keep(
+    ended = ending.keep(
         rank_in(tmp_path), runpy.run_path(str(program), run_name="__main__")
     )
     assert (ended.outcome, ended.meaning, ended.result_bytes) == ("returned", "", 0)
@@ -162,7 +162,7 @@ def test_a_result_is_kept_though_the_file_server_fails_once(tmp_path, monkeypatc
         return dump(value, path, **more)
 
     monkeypatch.setattr(parcel, "dump", failing_once)
-    ended = worker._keep(rank_in(tmp_path), {"loss": 0.5})
+    ended = ending.keep(rank_in(tmp_path), {"loss": 0.5})
     assert ended.result_bytes == (tmp_path / "rank3.result").stat().st_size
 
 

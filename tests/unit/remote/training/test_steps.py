@@ -24,7 +24,7 @@ for number in range(40):
     def control():
         own = Words()
         own.hear(f"stop {number}")
-        own.say(f"{number}/{rank}", str(steps.ask(100).steps))
+        own.say(f"{number}/{rank}", str(steps.ask(100)["steps"]))
         highest = max(int(own.hear(f"{number}/{other}")) for other in range(WORLD))
         assert steps.stop_at("step", highest + 1)
     thread = in_a_thread(control)
@@ -68,7 +68,7 @@ def sgd():
 def counted(act):
     steps.begin()
     act()
-    return steps.ask(0).steps
+    return steps.ask(0)["steps"]
 print("a step:", counted(lambda: sgd().step()))
 thread = lambda: in_a_thread(lambda: sgd().step()).join()
 print("of another thread:", counted(thread))
@@ -133,7 +133,7 @@ def test_where_no_optimizer_steps_iterations_count(rank, monkeypatch):
         for item in track(range(10)):
             done.append(item)
             if item == 1:
-                assert steps.ask(HANG_S).iterations == 1
+                assert steps.ask(HANG_S)["iterations"] == 1
                 assert steps.stop_at("iteration", 3)
 
     with pytest.raises(KeyboardInterrupt, match="stopped after iteration 3"):
@@ -143,7 +143,7 @@ def test_where_no_optimizer_steps_iterations_count(rank, monkeypatch):
 
 def test_a_rank_waits_after_its_next_step_until_it_has_an_answer(rank):
     steps.iterated()
-    assert steps.ask(HANG_S).iterations == 1
+    assert steps.ask(HANG_S)["iterations"] == 1
     # Nothing of the main thread's can happen before: it waits, and this answers it.
     answer = threading.Timer(0.01, steps.stop_at, ("iteration", 4))
     answer.start()
@@ -172,7 +172,7 @@ def test_a_rank_goes_on_when_it_is_let_go_and_past_the_step_it_takes_no_answer(r
     steps.ask(HANG_S)
     assert not steps.stop_at("iteration", 1)
     assert not threading.Thread(target=steps.iterated).start()  # of another thread
-    assert steps.ask(0).iterations == 2
+    assert steps.ask(0)["iterations"] == 2
 
 
 class _Nobody:

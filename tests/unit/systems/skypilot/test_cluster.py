@@ -147,7 +147,7 @@ def test_a_program_there_finds_its_address_towards_others(tmp_path, monkeypatch)
     program.write_text('#!/bin/sh\necho $DISTMAGIC_CLIENT; echo "$@"\n')
     program.chmod(0o755)
     for written in ("~/my python", str(program)):
-        way = _ForwardedTransport(local.connect())
+        way = _ForwardedTransport(local.LocalTransport())
         process = way.start((written, "-u", "a 'b'"))
         assert process.wait(HANG_S) == 0
         assert process.read() == b"192.0.2.1\n-u a 'b'\n"

@@ -343,7 +343,7 @@ def test_a_job_that_takes_no_step_for_keepers(login):
 
 def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch, golden):
     monkeypatch.setattr(shell, "_LATER_S", 0.1)
-    here = Shell("login1", lambda _: local.connect())
+    here = Shell("login1", lambda _: local.LocalTransport())
     squeue = tmp_path / "squeue"
     squeue.write_text('#!/bin/sh\necho $$ >"$1"\nexec sleep 60\n')
     squeue.chmod(0o755)
@@ -366,13 +366,13 @@ def test_an_sbatch_without_an_answer_may_have_queued_the_job(
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    here = Impatient("login1", lambda _: local.connect())
+    here = Impatient("login1", lambda _: local.LocalTransport())
     with golden.raises(Unreachable):
         submitted(SlurmRequest(), here, TERMS, ASKER, "")
 
 
 def test_a_command_has_its_stdin_and_its_code_under_a_limit():
-    here = Shell("login1", lambda _: local.connect())
+    here = Shell("login1", lambda _: local.LocalTransport())
     answer = here.run(("sh", "-c", "cat; exit 3"), ASKER, stdin="a script\n")
     assert (answer.code, answer.out) == (3, "a script\n")
 

@@ -1,6 +1,12 @@
-"""How long a job runs on without a request from a notebook, and ranks that stay without a cell. Pure."""
+"""How long a job runs on without a notebook, ranks that stay without a cell, and failed ranks without a restart. Pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Time for torchrun to restart the ranks after all ranks of another node have returned. A notebook that follows the job
+# waits 15 s.
+RESTART_S = 20.0
 
 
 class Lease:
@@ -34,16 +40,16 @@ class Lease:
         return self.has_run_out(now) and not (self.is_detached or self._keep)
 
 
+@dataclass
 class CellWait:
     """How long ranks that stay have been without a cell. After `limit_s` their job ends; None: their notebook ends it.
 
     Before the first cell the time counts only without a notebook: the ranks may take long to start.
     """
 
-    def __init__(self, now: float, limit_s: float | None) -> None:
-        self._limit_s = limit_s
-        self._since = now
-        self._cells = 0
+    _since: float
+    _limit_s: float | None
+    _cells: int = 0
 
     def is_too_long(
         self, now: float, *, cells: int, is_at_cell: bool, has_notebook: bool
@@ -54,3 +60,30 @@ class CellWait:
             self._since = now
         self._cells = cells
         return self._limit_s is not None and now - self._since > self._limit_s
+
+
+class RestartWait:
+    """Measures how long two conditions have held together: a rank of this node has failed, and another node's ranks
+    have all returned.
+
+    torchrun waits for that node to restart ranks together, but that node only waits for the end. So it never rejoins
+    the others. It keeps its place in the rendezvous until its own torchrun has waited 300 s (torch 2.13:
+    `exit_barrier_timeout` in elastic/agent/server/api.py).
+    """
+
+    _since: float | None = None
+
+    def is_in_vain(
+        self, now: float, failed_at: float | None, *, has_returned_node: bool
+    ) -> bool:
+        """Whether both have held for `RESTART_S`. Must be called in every turn.
+
+        `failed_at` is when a rank failed that torchrun has not restarted since, None if there is none.
+        """
+        if failed_at is None or not has_returned_node:
+            self._since = None
+            return False
+        # Between two turns ranks may be restarted and fail again.
+        if self._since is None or self._since < failed_at:
+            self._since = now
+        return now - self._since >= RESTART_S

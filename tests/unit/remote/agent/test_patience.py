@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmagic.remote.agent.lease import CellWait
+from distmagic.remote.agent.patience import CellWait
 
 
 def test_ranks_end_after_their_time_without_a_cell_on_any_node():

@@ -16,15 +16,14 @@ from distmagic.render.text_width import cut_middle, plain
 _MAX_CURVES = 8
 
 
-def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
+def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
     """Return the table, and one chart for each metric with a line for each run. Each group in `trainings` gets its own
     charts.
     """
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
-    compared = trainings or [range(len(runs))]
     if runs:
-        shown = columns(runs, compared)
+        shown = columns(runs, trainings)
 
         def cell(column: Column, row: int) -> str:
             text = escape(column.cells[row])
@@ -38,7 +37,7 @@ def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) ->
         below = "".join(f'<div class="dm-faint">{line}</div>' for line in note(runs))
         table = html_table(lines) + below
         parts.append(f'<div class="dm-scroll" tabindex="0">{table}</div>')
-    for rows in compared:
+    for rows in trainings:
         parts.append(_curves({row: runs[row] for row in rows}))
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
@@ -55,16 +54,10 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
             # Curves of one metric, keyed by row. If only some runs count steps, only these are drawn.
             by_step = any(metric.by_step for metric in found.values())
             drawn = {row: one for row, one in found.items() if one.by_step == by_step}
-            curve = Curve(
-                name=name,
-                lines={row: metric.bins for row, metric in drawn.items()},
-                lasts={row: metric.last for row, metric in drawn.items()},
-                by_step=by_step,
-                holes={row: metric.holes for row, metric in drawn.items()},
-            )
+            curve = Curve(name=name, lines=drawn, by_step=by_step)
             caption = f"<b>{escape(cut_middle(plain(name), 40))}</b>"
             sparks = [
-                f"{escape(runs[row].label)} {sparkline(metric.bins, metric.last)}"
+                f"{escape(runs[row].label)} {sparkline(metric)}"
                 for row, metric in drawn.items()
             ]
             names = {row: runs[row].label for row in drawn}

@@ -19,28 +19,22 @@ def columns(
 ) -> list[Column]:
     """Return the columns of the table. Best values are marked within each group in `trainings`."""
     metrics = names_of_metrics(runs)[:MAX_METRICS]
-    notes = Column(title="note", cells=[run.note for run in runs], kind="dm-note")
+    notes = Column("note", [run.note for run in runs], kind="dm-note")
     return [
-        Column(title="run", cells=[run.label for run in runs]),
-        *(
-            Column(title=name, cells=cells, kind=NUMBER)
-            for name, cells in arguments(runs).items()
-        ),
-        Column(title="state", cells=[run.phase for run in runs], kind="dm-state"),
-        Column(title="took", cells=[q.duration(run.took_s) for run in runs]),
-        Column(title="ranks", cells=[str(run.ranks) for run in runs], kind=NUMBER),
+        Column("run", [run.label for run in runs]),
+        *(Column(name, cells, kind=NUMBER) for name, cells in arguments(runs).items()),
+        Column("state", [run.phase for run in runs], kind="dm-state"),
+        Column("took", [q.duration(run.took_s) for run in runs]),
+        Column("ranks", [str(run.ranks) for run in runs], kind=NUMBER),
         *(one for name in metrics for one in _of_metric(runs, name, trainings)),
-        Column(title="job", cells=[plain(run.job) for run in runs], kind="dm-faint"),
+        Column("job", [plain(run.job) for run in runs], kind="dm-faint"),
         *([notes] if any(notes.cells) else []),
     ]
 
 
 def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
     """Return the names of all metrics, in the order in which they were first reported."""
-    names: dict[str, None] = {}
-    for run in runs:
-        names.update(dict.fromkeys(run.metrics))
-    return list(names)
+    return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
 
 def _of_metric(
@@ -50,7 +44,7 @@ def _of_metric(
     found = {row: run.metrics[name] for row, run in enumerate(runs) if name in run.metrics}  # fmt: skip
     lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
-    yield Column(title=title, cells=lasts, kind=NUMBER)
+    yield Column(title, lasts, kind=NUMBER)
     if not has_best(name):
         return
     values = {row: one.best for row, one in found.items() if one.best is not None}
@@ -63,14 +57,14 @@ def _of_metric(
             best.update(row for row in compared if compared[row] == best_here)
     bests = [q.number(values[row]) if row in values else "" for row in range(len(runs))]
     title = f"{pick.__name__} {title}"
-    yield Column(title=title, cells=bests, kind=NUMBER, best=frozenset(best))
+    yield Column(title, bests, kind=NUMBER, best=frozenset(best))
 
 
-def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]] = ()) -> str:
+def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
     """Return the table, one row for each run. A star marks the best value of each metric, overall or in each group."""
     if not runs:
         return "no runs"
-    lines = text_lines(columns(runs, trainings or [range(len(runs))]))
+    lines = text_lines(columns(runs, trainings))
     return "\n".join([*lines, *note(runs)])
 
 

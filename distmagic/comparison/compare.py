@@ -24,7 +24,7 @@ class Comparison:
 
     def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
         self.runs = tuple(runs)
-        self._trainings = trainings(runs) if is_apart else ()
+        self._trainings = trainings(runs) if is_apart else [range(len(runs))]
 
     def __repr__(self) -> str:
         return as_text.text(self.runs, self._trainings)

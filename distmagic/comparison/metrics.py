@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.render import style
 from distmagic.render.curves import (
     curve_of,
@@ -17,7 +18,6 @@ from distmagic.render.curves import (
     names_of_curves,
     sparkline,
 )
-from distmagic.render.rows import mean
 from distmagic.render.text_width import plain
 from distmagic.state.model import RunState
 
@@ -58,7 +58,7 @@ def metrics_of(state: RunState) -> Metrics:
     return Metrics(rows[key] for key in sorted(rows, key=itemgetter(0, 1, 2)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Plot:
     """Curves of some metrics of a run. `state` contains only these."""
 
@@ -68,8 +68,7 @@ class Plot:
         lines = []
         for name in names_of_curves(self.state):
             curve = curve_of(self.state, name)
-            drawn = sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
-            lines.append(f"{plain(name)}  {drawn}")
+            lines.append(f"{plain(name)}  {sparkline(joined(curve))}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

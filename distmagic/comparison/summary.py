@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from distmagic.render.curves import curve_of, joined
+from distmagic.remote.frozen import frozen
+from distmagic.render.curves import CurveLine, curve_of, joined
 from distmagic.render.text_width import cut_middle, one_line
 from distmagic.state.model import RunState
-from distmagic.state.series import Bin
 
 _MAX_METRICS = 12
 _MAX_RANKS = 64  # ranks whose curves are used: a thousand would take seconds
@@ -28,8 +28,8 @@ _LESS_IS_BETTER = frozenset(("err", "error", "loss"))
 _A_SECOND = re.compile(r"\bper s(ec(ond)?)?\b")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricSummary:
+@frozen
+class MetricSummary(CurveLine):
     """One metric of one run: the mean of the last values of its ranks, and the best value of any rank.
 
     With more than 64 ranks, the best value and the curve come from 64 of them. `best` is None if no value was a number.
@@ -37,14 +37,11 @@ class MetricSummary:
     first and last x of stretches that can't be drawn, such as NaN.
     """
 
-    last: float
     best: float | None
-    bins: tuple[Bin, ...]
-    holes: tuple[tuple[float, float], ...]
     by_step: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunSummary:
     """The summary of one run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
 
@@ -61,9 +58,7 @@ class RunSummary:
 
 def summary(state: RunState) -> RunSummary:
     """Return the summary of a run."""
-    names: dict[str, None] = {}
-    for table in state.series.values():
-        names.update(dict.fromkeys(table))
+    names = dict.fromkeys(name for table in state.series.values() for name in table)
     stride = -(-len(state.series) // _MAX_RANKS) or 1
     ranks = sorted(state.series)[::stride]
     few = replace(state, series={rank: state.series[rank] for rank in ranks})
@@ -73,11 +68,11 @@ def summary(state: RunState) -> RunSummary:
         last = sum(lasts) / len(lasts)
         curve = curve_of(few, name, _POINTS)
         pick = max if more_is_better(name) else min
-        extremes = [one.high if pick is max else one.low for line in curve.lines.values() for one in line]  # fmt: skip
+        extremes = [one.high if pick is max else one.low for one in curve.bins]  # fmt: skip
         metrics[name] = MetricSummary(
             last=last,
             best=pick(extremes, default=None),
-            bins=tuple(joined(curve)),
+            bins=joined(curve).bins,
             holes=tuple(curve.all_holes),
             by_step=curve.by_step,
         )

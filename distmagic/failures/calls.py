@@ -8,10 +8,12 @@ Ranks of a group must make the same calls in the same order. Calls that are no l
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import CallRecord, GroupRecord, Stacks
+from distmagic.request.flag_values import rank_numbers
 
 # Prefixes of the names of calls in which ranks may use different sizes.
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
@@ -19,7 +21,7 @@ _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 _Group = tuple[str, str, str]  # name, ranks, backend
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Side:
     """Ranks that made the same call, as text: `broadcast [4]`. `waits`: at least one of them is still in it."""
 
@@ -28,7 +30,7 @@ class Side:
     waits: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Parting:
     """The first call, by its number, at which the ranks of a group diverge.
 
@@ -127,14 +129,10 @@ def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
 
 def _members(ranks: str) -> Collection[int] | None:
     """Return the ranks of `0-3,8`, None for all; an empty collection for an invalid text."""
-    if not ranks:
-        return None
-    found: set[int] = set()
-    for part in ranks.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            found.update(range(int(first), min(int(last or first), 16_384) + 1))
-    return found
+    try:
+        return set(rank_numbers(ranks, "")) if ranks else None
+    except UsageError:
+        return ()
 
 
 def _name(group: _Group) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from distmagic.failures import network_errors
 
@@ -33,32 +32,27 @@ _MOST = 4  # hosts that are named in a sentence
 _LONGEST = 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogFact:
-    """What a line of a log shows about its host. `kind` is one of `_FACTS`, or "NCCL failed", "gloo failed" for a connection."""
-
-    kind: str
-    value: str
-
-
 def is_detail(line: str) -> bool:
     """Whether a library wrote this line only because of `--debug`; warnings and errors don't count."""
     return bool(_DETAIL.search(line))
 
 
-def fact(line: str) -> LogFact | None:
-    """Return what a line shows about the network of its host, None for most lines."""
+def fact(line: str) -> tuple[str, str] | None:
+    """Return what a line shows about the network of its host, None for most lines.
+
+    That is a kind of `_FACTS`, or "NCCL failed", "gloo failed" for a connection; and a value.
+    """
     library = _LIBRARY.search(line)
     if library is None:
         return None
     for kind, pattern in _FACTS:
         if found := re.search(pattern, line):
             value = next(filter(None, found.groups()))
-            return LogFact(kind=kind, value=value[:_LONGEST])
+            return kind, value[:_LONGEST]
     trouble = network_errors.trouble(line)
     if trouble is not None and trouble.address:
         name = "NCCL" if library[0] == "NCCL" else "gloo"
-        return LogFact(kind=f"{name} failed", value=line[-_LONGEST:])
+        return f"{name} failed", line[-_LONGEST:]
     return None
 
 
@@ -73,7 +67,7 @@ def summary(facts: Shown, hosts: Sequence[str]) -> str:
     if list(networks) == ["Socket"] and _of_kind(facts, "lacks"):
         by += ", because it found no InfiniBand"
     uses = [f"{hosts[node]} uses {_interface(at)}" for node, at in addresses.items()]
-    return f"{f'NCCL {version}'.strip()} connects{f' by {by}' if by else ''}: {_listed(uses)}"
+    return f"{f'NCCL {version}'.strip()} connects{f' by {by}' if by else ''}: {some_of(uses)}"
 
 
 def faults(
@@ -86,14 +80,14 @@ def faults(
     if len(set(networks.values())) > 1:
         uses = [f"{hosts[node]} {_network(name)}" for node, name in networks.items()]
         found.append(
-            f"NCCL can't connect hosts that use different networks: {_listed(uses)}. "
+            f"NCCL can't connect hosts that use different networks: {some_of(uses)}. "
             "Use sockets on all of them: --env NCCL_IB_DISABLE=1 --env NCCL_NET=Socket"
         )
     versions = _of_kind(facts, "version")
     if len(set(versions.values())) > 1:
         has = [f"{hosts[node]} {version}" for node, version in versions.items()]
         found.append(
-            f"Hosts have different versions of NCCL: {_listed(has)}. "
+            f"Hosts have different versions of NCCL: {some_of(has)}. "
             "Install the same torch on all of them, or name one with --python."
         )
     return tuple(found)
@@ -111,7 +105,7 @@ def _unreachable(
         address = at.partition(":")[2]
         is_own = len(nodes) > 1 or address.startswith("127.") or address == "::1"
         if len(hosts) > 1 and is_own and address not in names:
-            where = _listed([hosts[node] for node in nodes])
+            where = some_of([hosts[node] for node in nodes])
             name = _common_interface(facts, nodes)
             found.append(
                 f"NCCL uses {_interface(at)} on {where}, an address that other hosts can't reach. "
@@ -161,7 +155,8 @@ def _network(name: str) -> str:
     return {"Socket": "TCP sockets", "IB": "InfiniBand or RoCE"}.get(name, name)
 
 
-def _listed(words: Sequence[str]) -> str:
-    more = len(words) - _MOST
-    shown = ", ".join(words[:_MOST])
+def some_of(words: Sequence[str], most: int = _MOST) -> str:
+    """Return the first of these words, and how many more there are."""
+    more = len(words) - most
+    shown = ", ".join(words[:most])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from distmagic.remote.frozen import frozen
 
 _REFUSED, _SILENT, _NO_WAY = "connection refused", "no answer", "no route to it"
 _LATE = "no connection in time"  # torch's store keeps trying, whatever the answer
@@ -33,9 +35,8 @@ _CAUSES = (  # the first match counts; a text may match several, so specific one
     (_LATE, r"timed out after \d+ ?ms while trying to connect"),
     (
         _SILENT,
-        r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect",
+        r"connect time(?:d )?out|timed out.{0,80}connect|connect.{0,200}timed out|timeout.{0,80}connect|connectfullmesh failed",
     ),
-    (_SILENT, r"connectfullmesh failed"),
 )
 _LIBRARIES = re.compile(
     r"gloo|nccl|tcpstore|client socket|c10d|dist(?:network|store|backend)error",
@@ -70,7 +71,7 @@ _LOOPBACK = (
 _ENDED = "the process at the other end ended, or the network failed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NetworkTrouble:
     """A failed connection: the reason, and the peer's address and port ("" and None if the error has none)."""
 

@@ -5,12 +5,12 @@ no connection and starts no thread. Modules that do are imported at their first 
 fast. Read in this order:
 
     magic.py          the cell magic `%%distributed`; loads and unloads the extension
+    ranks_cells.py    cells of `%%ranks`, on ranks that stay
     local_run.py      runs the cell's own statements; warns about those that were meant for the ranks
     settings.py       settings of a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of subcommands of `%distributed`, and of `distmagic` in a terminal
-    host_commands.py  hosts, playground, allocations, down
+    host_commands.py  hosts, playground, allocations, down, doctor
     job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, clean, status
-    doctor_command.py doctor
     job_hosts.py      the hosts that these commands ask, and how to reach them
     job_tables.py     the tables that these commands print
     file_commands.py  get, put, env sync

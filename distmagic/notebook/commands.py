@@ -1,8 +1,8 @@
 """The table of subcommands of `%distributed`, and of `distmagic` in a terminal. Usage text, dispatch, completion and
 tests read it.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, doctor_command.py,
-file_commands.py, run_command.py or help_pages.py.
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
+run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -19,320 +19,262 @@ from dataclasses import dataclass
 from distmagic.connection.prompts import asker_of
 from distmagic.errors import UsageError
 from distmagic.notebook import (
-    doctor_command,
     file_commands,
     help_pages,
     host_commands,
     job_commands,
     run_command,
 )
-from distmagic.notebook.host_commands import CommandLine
-from distmagic.notebook.settings import Notebook
+from distmagic.notebook.settings import CommandLine, Notebook
 from distmagic.request import flag_parser, flags
 
 _TEXT_COLUMN = 52  # column of the usage text in which the explanations start
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Subcommand:
     """One word after `%distributed`, or after `distmagic` in a terminal.
 
     `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's heading Hosts may follow
-    it, and only apply to it. `usages` are its lines of the usage text: arguments, and a description. `counts` are the
-    min and max number of words in addition to its `flags`, which are written as in the usage text. None: the handler
-    reads the whole line. `words` are the completions for each position after the name, as in completion.py; dots after
-    the last one mean all further positions.
+    it, and only apply to it. `usage` has its lines of the usage text: arguments, two blanks, a description. `counts`
+    are the min and max number of words in addition to its `flags`, which are written as in the usage text. None: the
+    handler reads the whole line. `words` are the completions for each position after the name, as in completion.py;
+    dots after the last one mean all further positions.
     """
 
     name: str
-    usages: tuple[tuple[str, str], ...]
     handler: Callable[[CommandLine], object]
+    usage: str
     counts: tuple[int, int] | None = (0, 0)
     flags: tuple[str, ...] = ()
     words: str = ""
     is_of_notebook: bool = False
     takes_way: bool = True
 
+    @property
+    def usages(self) -> list[tuple[str, str]]:
+        """Its lines of the usage text: arguments, and a description."""
+        found = []
+        for line in self.usage.strip().splitlines():
+            arguments, _, text = line.strip().rpartition("  ")
+            found.append((arguments.strip(), text))
+        return found
+
 
 SUBCOMMANDS = (
     Subcommand(
-        name="hosts",
-        usages=(
-            ("LIST", "set the hosts of this notebook: gpu-a:4,gpu-b:2"),
-            (
-                "--hostfile FILE",
-                "the same from a file with one host per line: gpu-a slots=4",
-            ),
-            (
-                "LIST --python P --ssh-config F",
-                "set also their Python, and the SSH configuration, for all that follows",
-            ),
-            ("", "show the hosts"),
-        ),
-        handler=host_commands.hosts,
+        "hosts",
+        host_commands.hosts,
+        """
+        LIST                            set the hosts of this notebook: gpu-a:4,gpu-b:2
+        --hostfile FILE                 the same from a file with one host per line: gpu-a slots=4
+        LIST --python P --ssh-config F  set also their Python, and the SSH configuration, for all that follows
+        show the hosts
+        """,
         counts=None,
-        is_of_notebook=True,
         words="hosts...",
+        is_of_notebook=True,
     ),
     Subcommand(
-        name="playground",
-        usages=(
-            ("N", "start N throw-away SSH hosts on this machine"),
-            ("", "show them"),
-            ("freeze NODE", "a host falls silent; thaw NODE wakes it"),
-            ("cut NODE", "this notebook can't reach a host; heal NODE ends that"),
-            ("off NODE", "a host loses its power; on NODE starts it again"),
-            ("stop", "end them"),
-        ),
-        handler=host_commands.playground,
+        "playground",
+        host_commands.playground,
+        """
+        N            start N throw-away SSH hosts on this machine
+        show them
+        freeze NODE  a host falls silent; thaw NODE wakes it
+        cut NODE     this notebook can't reach a host; heal NODE ends that
+        off NODE     a host loses its power; on NODE starts it again
+        stop         end them
+        """,
         counts=None,
-        is_of_notebook=True,
-        takes_way=False,
         words="playground host",
-    ),
-    Subcommand(
-        name="run",
-        usages=(
-            (
-                "[FLAGS] SCRIPT [ARGS]",
-                "run a script on every rank, with the flags of a cell",
-            ),
-            ("[FLAGS] -m MODULE [ARGS]", "the same as python -m runs a module"),
-        ),
-        handler=run_command.run,
-        counts=None,
-        takes_way=False,
-        words="program...",
-    ),
-    Subcommand(
-        name="jobs",
-        usages=(("", "list the jobs on these hosts, running and ended"),),
-        handler=job_commands.jobs,
-    ),
-    Subcommand(
-        name="runs",
-        usages=(
-            (
-                "",
-                "compare the runs of this notebook: a table, and curves of the same call in one",
-            ),
-        ),
-        handler=job_commands.runs,
         is_of_notebook=True,
         takes_way=False,
     ),
     Subcommand(
-        name="attach",
-        usages=(
-            ("ID", "follow a running job, or show an ended one"),
-            ("ID NAME", "the same in a notebook, whose variable NAME gets the run"),
-            ("NAME", "go on with ranks that outlived their kernel, from a notebook"),
-        ),
-        handler=job_commands.attach,
+        "run",
+        run_command.run,
+        """
+        [FLAGS] SCRIPT [ARGS]     run a script on every rank, with the flags of a cell
+        [FLAGS] -m MODULE [ARGS]  the same as python -m runs a module
+        """,
+        counts=None,
+        words="program...",
+        takes_way=False,
+    ),
+    Subcommand(
+        "jobs",
+        job_commands.jobs,
+        "list the jobs on these hosts, running and ended",
+    ),
+    Subcommand(
+        "runs",
+        job_commands.runs,
+        "compare the runs of this notebook: a table, and curves of the same call in one",
+        is_of_notebook=True,
+        takes_way=False,
+    ),
+    Subcommand(
+        "attach",
+        job_commands.attach,
+        """
+        ID       follow a running job, or show an ended one
+        ID NAME  the same in a notebook, whose variable NAME gets the run
+        NAME     go on with ranks that outlived their kernel, from a notebook
+        """,
         counts=(1, 2),
         words="job",
     ),
     Subcommand(
-        name="view",
-        usages=(
-            (
-                "[ID]",
-                "show a running job live in this cell: ID, or the newest, detached ones first",
-            ),
-        ),
-        handler=job_commands.view,
+        "view",
+        job_commands.view,
+        "[ID]  show a running job live in this cell: ID, or the newest, detached ones first",
         counts=(0, 1),
         words="job",
     ),
     Subcommand(
-        name="add",
-        usages=(("ID LIST", "add hosts to a running elastic job"),),
-        handler=job_commands.add,
-        counts=(2, 10_000),
+        "add",
+        job_commands.add,
+        "ID LIST  add hosts to a running elastic job",
+        counts=(2, 10000),
         words="job hosts...",
     ),
     Subcommand(
-        name="stay",
-        usages=(
-            ("", "show the ranks that stay: hosts, cells, and the names they hold"),
-            ("NAME", "the same, and their idle time begins anew"),
-        ),
-        handler=job_commands.stay,
+        "stay",
+        job_commands.stay,
+        """
+        show the ranks that stay: hosts, cells, and the names they hold
+        NAME  the same, and their idle time begins anew
+        """,
         counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),
     Subcommand(
-        name="end",
-        usages=(("[NAME]", "end ranks that stay; NAME where there are several"),),
-        handler=job_commands.end,
+        "end",
+        job_commands.end,
+        "[NAME]  end ranks that stay; NAME where there are several",
         counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),
     Subcommand(
-        name="debug",
-        usages=(
-            (
-                "[NAME] [--rank N]",
-                "open pdb where the last cell failed on ranks that stay",
-            ),
-        ),
-        handler=job_commands.debug,
+        "debug",
+        job_commands.debug,
+        "[NAME] [--rank N]  open pdb where the last cell failed on ranks that stay",
         counts=(0, 1),
         flags=("--rank N",),
         is_of_notebook=True,
         takes_way=False,
     ),
     Subcommand(
-        name="stop",
-        usages=(("ID", "stop a job"),),
-        handler=job_commands.stop,
+        "stop",
+        job_commands.stop,
+        "ID  stop a job",
         counts=(1, 1),
         words="job",
     ),
     Subcommand(
-        name="logs",
-        usages=(
-            ("ID RANK", "print a rank's output"),
-            ("ID RANK --by-time", "the same, with stdout and stderr as they came"),
-        ),
-        handler=job_commands.logs,
+        "logs",
+        job_commands.logs,
+        """
+        ID RANK            print a rank's output
+        ID RANK --by-time  the same, with stdout and stderr as they came
+        """,
         counts=(2, 2),
         flags=("--by-time",),
         words="job",
     ),
     Subcommand(
-        name="stacks",
-        usages=(
-            (
-                "[ID]",
-                "print where the ranks of a running job are, and which one stands out",
-            ),
-        ),
-        handler=job_commands.stacks,
+        "stacks",
+        job_commands.stacks,
+        "[ID]  print where the ranks of a running job are, and which one stands out",
         counts=(0, 1),
         words="job",
     ),
     Subcommand(
-        name="profile",
-        usages=(
-            (
-                "[ID] [--steps N]",
-                "profile 3 steps of running ranks, or N: one trace of all, and for whom they wait",
-            ),
-        ),
-        handler=job_commands.profile,
+        "profile",
+        job_commands.profile,
+        "[ID] [--steps N]  profile 3 steps of running ranks, or N: one trace of all, and for whom they wait",
         counts=(0, 1),
         flags=("--steps N",),
         words="job",
     ),
     Subcommand(
-        name="doctor",
-        usages=(
-            (
-                "[--collective] [--json]",
-                "find what is wrong with the hosts and between them: each finding with its cure",
-            ),
-        ),
-        handler=doctor_command.doctor,
+        "doctor",
+        host_commands.doctor,
+        "[--collective] [--json]  find what is wrong with the hosts and between them: each finding with its cure",
         flags=("--collective", "--json"),
     ),
     Subcommand(
-        name="get",
-        usages=(
-            (
-                "HOST PATH [TO]",
-                "copy a file, a folder or the files of a pattern from a host to this machine",
-            ),
-        ),
-        handler=file_commands.get,
+        "get",
+        file_commands.get,
+        "HOST PATH [TO]  copy a file, a folder or the files of a pattern from a host to this machine",
         counts=(2, 3),
         words="host",
     ),
     Subcommand(
-        name="put",
-        usages=(
-            ("HOST PATH [TO]", "copy a file or a folder of this machine to a host"),
-            (
-                "PATH --all [TO]",
-                "copy it to every host: once from here, then from host to host",
-            ),
-        ),
-        handler=file_commands.put,
+        "put",
+        file_commands.put,
+        """
+        HOST PATH [TO]   copy a file or a folder of this machine to a host
+        PATH --all [TO]  copy it to every host: once from here, then from host to host
+        """,
         counts=(1, 3),
         flags=("--all",),
         words="host path",
     ),
     Subcommand(
-        name="env",
-        usages=(
-            (
-                "sync [FLAGS]",
-                (
-                    "create an environment on each host with this kernel's packages, or with those of "
-                    "--requirements FILE or --lock FILE; --hosts LIST, --name NAME"
-                ),
-            ),
-        ),
-        handler=file_commands.env,
+        "env",
+        file_commands.env,
+        "sync [FLAGS]  create an environment on each host with this kernel's packages, or with those of --requirements FILE or --lock FILE; --hosts LIST, --name NAME",
         counts=(1, 1),
         flags=("--requirements FILE", "--lock FILE", "--name NAME"),
         words="sync env...",
     ),
     Subcommand(
-        name="clean",
-        usages=(
-            ("[ID|all]", "show what ended jobs keep on the hosts; remove it"),
-            ("all --everybody", "also remove what jobs of other notebooks keep"),
-        ),
-        handler=job_commands.clean,
+        "clean",
+        job_commands.clean,
+        """
+        [ID|all]         show what ended jobs keep on the hosts; remove it
+        all --everybody  also remove what jobs of other notebooks keep
+        """,
         counts=(0, 1),
         flags=("--everybody",),
         words="ended",
     ),
     Subcommand(
-        name="status",
-        usages=(("", "list the warm processes of hosts, and their memory"),),
-        handler=job_commands.status,
+        "status",
+        job_commands.status,
+        "list the warm processes of hosts, and their memory",
     ),
     Subcommand(
-        name="allocations",
-        usages=(
-            (
-                "[PLACE]",
-                "list your allocations of Slurm or clusters of SkyPilot; take hold of slurm:JOB or sky:NAME",
-            ),
-        ),
-        handler=host_commands.allocations,
+        "allocations",
+        host_commands.allocations,
+        "[PLACE]  list your allocations of Slurm or clusters of SkyPilot; take hold of slurm:JOB or sky:NAME",
         counts=(0, 1),
         is_of_notebook=True,
         takes_way=False,
     ),
     Subcommand(
-        name="down",
-        usages=(
-            ("", "end warm processes, connections and allocations"),
-            ("--cluster NAME", "take a cluster of SkyPilot down"),
-        ),
-        handler=host_commands.down,
+        "down",
+        host_commands.down,
+        """
+        end warm processes, connections and allocations
+        --cluster NAME  take a cluster of SkyPilot down
+        """,
         counts=None,
+        words="down",
         is_of_notebook=True,
         takes_way=False,
-        words="down",
     ),
     Subcommand(
-        name="help",
-        usages=(
-            (
-                "[TOPIC | WORDS]",
-                "list the pages of the manual; show one; search them all",
-            ),
-        ),
-        handler=help_pages.show,
+        "help",
+        help_pages.show,
+        "[TOPIC | WORDS]  list the pages of the manual; show one; search them all",
         counts=None,
-        takes_way=False,
         words="topic...",
+        takes_way=False,
     ),
 )
 NAMES = tuple(command.name for command in SUBCOMMANDS)
@@ -370,12 +312,9 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
     Raises `UsageError` for an unknown word.
     """
     is_terminal = notebook.shell is None
-    if not words:
+    if not words or words[0] in ("-h", "--help"):
         print(usage_text(is_terminal=is_terminal))
-        return None
-    if words[0] in ("-h", "--help"):
-        print(usage_text(is_terminal=is_terminal))
-        if not is_terminal:
+        if words and not is_terminal:
             print(f"\n{flag_parser.help_text()}")
         return None
     command = find(words[0], is_terminal=is_terminal)
@@ -411,10 +350,8 @@ def _arguments(
     parser.hint = f"Write {' or '.join(usage.strip() for usage in usages)}."
     for form in command.flags:
         flag, _, metavar = form.partition(" ")
-        if metavar:
-            parser.add_argument(flag, action=flag_parser.Once)
-        else:
-            parser.add_argument(flag, action="store_true")
+        action = flag_parser.Once if metavar else "store_true"
+        parser.add_argument(flag, action=action)
     given, own = parser.parse_known_args(words)
     least, most = counts
     wrong = [word for word in own if word.startswith("--")] or own[most:]

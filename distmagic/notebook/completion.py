@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.notebook import help_pages, host_commands
 from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Subcommand, find
+from distmagic.remote.frozen import frozen
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
@@ -73,7 +73,7 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Completer:
     """Completes one line of the magics.
 
@@ -128,11 +128,7 @@ class Completer:
 
 def _open_flag(words: Sequence[str]) -> str:
     """Return the flag whose value is being typed: `--hosts gpu|`, `--hosts=gpu|`, or "" for none."""
-    if not words:
-        return ""
     flag, equals, _ = words[-1].partition("=")
     if not equals:
         flag = words[-2] if len(words) > 1 else ""
-    if not flag.startswith("--"):
-        return ""
-    return flag.replace("_", "-")
+    return flag.replace("_", "-") if flag.startswith("--") else ""

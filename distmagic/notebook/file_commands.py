@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import UsageError
-from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import known_hosts, reach
+from distmagic.notebook.settings import CommandLine
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
-from distmagic.notebook.host_commands import CommandLine
+from distmagic.notebook.settings import CommandLine
+from distmagic.remote.frozen import frozen
 from distmagic.request.systems import systems
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def show(line: CommandLine) -> None:
 # ---- a question, and the passages that answer it
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Passage:
     """A unit of search results: a short section, or a paragraph or table row of a long one."""
 

@@ -18,18 +18,17 @@ from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, UsageError
 from distmagic.notebook import run_names
-from distmagic.notebook.host_commands import CommandLine
 from distmagic.notebook.job_hosts import (
     all_jobs,
     find,
-    find_known,
     jobs_of,
     known_hosts,
     reach,
     say,
 )
 from distmagic.notebook.job_tables import ago, kept_table, table
-from distmagic.planning.jobs import Job, choose
+from distmagic.notebook.settings import CommandLine
+from distmagic.planning.jobs import Job, choose, known_whereabouts
 from distmagic.render.quantities import duration
 from distmagic.request.flag_values import variable_name
 from distmagic.request.hosts import Host, parse_hosts
@@ -211,7 +210,7 @@ def _running(line: CommandLine) -> list[Job]:
 def add(line: CommandLine) -> None:
     """Add hosts to a running elastic job."""
     new = parse_hosts(",".join(line.words[1:]))
-    job, known = find_known(line, line.words[0])
+    job, known = find(line, line.words[0], known_whereabouts)
     if not job.is_running:
         raise UsageError(f"Job {job.name} has already ended ({job.phase}).")
     if 0 not in job.known:
@@ -235,7 +234,7 @@ def stop(line: CommandLine) -> None:
         run.stop()
         say(f"Job {run.job} no longer waits for devices")
         return
-    job, hosts = find_known(line, line.words[0])
+    job, hosts = find(line, line.words[0], known_whereabouts)
     if not job.is_running:
         raise UsageError(f"Job {job.name} has already ended ({job.phase}).")
     stopped = line.housekeeping.stop(reach(line, hosts, job.name), job)
@@ -268,7 +267,7 @@ def logs(line: CommandLine) -> None:
     name, rank = line.words
     if not re.fullmatch(r"-1|\d{1,9}", rank):
         raise UsageError(f"{rank!r} is not a rank.", "Write %distributed logs ID 0.")
-    job, hosts = find_known(line, name)
+    job, hosts = find(line, name, known_whereabouts)
     first_links = reach(line, hosts, job.name)
     text = line.housekeeping.logs(
         first_links, job, int(rank), by_time=line.flags.by_time

@@ -8,13 +8,14 @@ Each function first asks hosts for their jobs, and then finds the hosts of a job
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import DistmagicError
-from distmagic.notebook.host_commands import CommandLine
-from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.notebook.settings import CommandLine
+from distmagic.planning.jobs import Job, choose, whereabouts
 from distmagic.request.hosts import LOCALHOST, Host
 
 if TYPE_CHECKING:
@@ -54,10 +55,7 @@ def reach(
     """
     notebook = line.notebook
     begun = notebook.session().begun_at(job_name)
-    if begun is not None:
-        access = begun.access
-    else:
-        access = notebook.access(line.request, hosts)
+    access = begun.access if begun else notebook.access(line.request, hosts)
     return notebook.session().reach(hosts, access, line.asker, spare=spare)
 
 
@@ -99,13 +97,14 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
     return tuple(sorted(found.values(), key=lambda job: -job.began_ago_s))
 
 
-def find(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job and its hosts, in the order of its nodes. Raises `UsageError`."""
-    job = choose(jobs_of(line, name), name)
-    return job, whereabouts(job, known_hosts(line, name))
+def find(
+    line: CommandLine,
+    name: str,
+    places: Callable[[Job, tuple[Host, ...]], tuple[Host, ...]] = whereabouts,
+) -> tuple[Job, tuple[Host, ...]]:
+    """Return a job and its hosts, in the order of its nodes; by `known_whereabouts`, those that answered.
 
-
-def find_known(line: CommandLine, name: str) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job, and those of its hosts that answered. Raises `UsageError`."""
+    Raises `UsageError`.
+    """
     job = choose(jobs_of(line, name), name)
-    return job, known_whereabouts(job, known_hosts(line, name))
+    return job, places(job, known_hosts(line, name))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.planning.jobs import Job
+from distmagic.remote.wire.protocol import Template
 from distmagic.render.table import aligned
 from distmagic.request.hosts import Host
-
-if TYPE_CHECKING:
-    from distmagic.remote.wire.protocol import Template
-    from distmagic.state.model import RunState
-
+from distmagic.state.model import RunState
 
 _CALL, _VALUES = 40, 40  # columns
 # States whose names mean little to a user.
@@ -85,28 +81,18 @@ def ago(age_s: float) -> str:
 def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
     """Return the table of warm processes; a host without any, or one that is down (None), has a line as well."""
     rows = [["host", "torch loaded", "memory", "last used"]]
+    notes = []
     for host, templates in zip(hosts, kept, strict=True):
         if not templates:
             rows.append([host.name, "no answer" if templates is None else "no", "", ""])
-            continue
-        for one in templates:
-            size = f"{one.size_bytes / 1e6:,.0f} MB"
-            rows.append(
-                [
-                    host.name,
-                    f"{_duration(one.age_s)} ago",
-                    size,
-                    f"{_duration(one.idle_s)} ago",
-                ]
-            )
-    lines = [aligned(rows)]
-    for host, templates in zip(hosts, kept, strict=True):
         for one in templates or ():
+            loaded, used = f"{_duration(one.age_s)} ago", f"{_duration(one.idle_s)} ago"
+            rows.append([host.name, loaded, f"{one.size_bytes / 1e6:,.0f} MB", used])
             if one.packages:
-                lines.append(f"{host.name} has also loaded {', '.join(one.packages)}")
+                notes.append(f"{host.name} has also loaded {', '.join(one.packages)}")
             if one.refused:
-                lines.append(f"{host.name} does not load {', '.join(one.refused)}")
-    return sanitize.lines("\n".join(lines))
+                notes.append(f"{host.name} does not load {', '.join(one.refused)}")
+    return sanitize.lines("\n".join([aligned(rows), *notes]))
 
 
 def _duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from distmagic import notebook_place, sanitize
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, UsageError
-from distmagic.notebook import commands, run_names
+from distmagic.notebook import commands, ranks_cells, run_names
 from distmagic.notebook.completion import MAGICS, RANKS, Completer
 from distmagic.notebook.local_run import (
     note_library_changes,
@@ -32,8 +32,6 @@ from distmagic.notebook.local_run import (
 )
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
-from distmagic.remote.wire.clipping import LEFT_OUT
-from distmagic.render.quantities import duration
 from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags
 from distmagic.request.config import settings_of
@@ -46,12 +44,11 @@ if TYPE_CHECKING:
     from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run
     from distmagic.payload.pack import Payload
-    from distmagic.render.screen import AnnouncingScreen
+    from distmagic.render.screen import Screen
     from distmagic.request.access import Access
     from distmagic.request.hosts import Host
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
-    from distmagic.staying.ranks import Ranks
 
 _ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
 _SCRIPT_NAME = "cell.py"  # name of a whole cell as a script
@@ -106,15 +103,17 @@ class Magics:
             return None
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names = [request.output] if request.output else []
-        if request.stay is not None:
-            if request.export is not None:
-                print(sanitize.lines(self._export_ranks(request, cell)))
-                return None
-            return self._stay(request, cell, names)
-        plan = self._read(cell, whole=request.whole or request.script)
+        if request.stay is not None and request.export is not None:
+            cell = ranks_cells.whole_text(self.notebook, request.stay, cell)
+        stays = request.stay is not None
+        whole = stays or request.whole or request.script
+        plan = self._read(cell, whole=whole, stays=stays)
         if request.export is not None:
             print(sanitize.lines(self._export(plan, request)))
             return None
+        if stays:
+            labels = _labels(self.shell)
+            return ranks_cells.run(self.notebook, request, plan, labels, names)
         names[:0] = plan.targets
         reject_names_early(self.shell, plan)
         if request.dry_run and request.allocation is not None:
@@ -126,7 +125,11 @@ class Magics:
 
         def start() -> Any:
             if request.workflow is not None:
-                return self._run_workflow(plan, request, variable)
+                from distmagic.session.programs import run_workflow
+
+                with closing(asker_of(self.shell)) as asker:
+                    pack = partial(self._payload, plan, request, asker)
+                    return run_workflow(request, self.notebook.screen, pack, variable)
             from distmagic.session.inside import digest_of
 
             return self.notebook.launch(
@@ -154,107 +157,6 @@ class Magics:
             "Move what is above it below it, a comment too; a magic such as %%time or %%capture may stay above.",
         )
 
-    def _stay(self, request: flags.Request, cell: str, names: list[str]) -> object:
-        """Run a cell on ranks that stay; start them if none have this name."""
-        from distmagic.staying.ranks import CellRequest
-
-        assert request.stay is not None
-        plan = self._read(cell, whole=True, stays=True)
-        ranks = self.notebook.ranks.get(request.stay)
-        if ranks is not None and ranks.done:
-            del self.notebook.ranks[request.stay]
-            ranks.raise_end()
-        screen = self.notebook.screen()
-        if ranks is None:
-            ranks = self._start_ranks(request, plan, can_type=screen.can_type())
-        else:
-            self._check_same(request, ranks)
-            if request.stay_idle_s not in (None, ranks.idle.limit_s) and ranks.is_kept:
-                limit = duration(ranks.idle.limit_s)
-                raise UsageError(
-                    f"The hosts end the ranks of {ranks.name} after the time of their first cell, {limit}.",
-                    "Leave --stay-idle out.",
-                )
-            if request.stay_idle_s is not None:
-                ranks.idle.limit_s = request.stay_idle_s
-        # Moves it to the end, as the last one used.
-        self.notebook.ranks.pop(request.stay, None)
-        self.notebook.ranks[request.stay] = ranks
-        run_names.keep(self.shell, request.stay, ranks)
-        own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
-        notebook = {
-            name: self.shell.user_ns[name]
-            for name in own
-            if not name.startswith("_") and self.shell.user_ns[name] is not ranks
-        }
-        of_cell = CellRequest(
-            plan=plan,
-            notebook=notebook,
-            labels=_labels(self.shell),
-            ranks=request.ranks,
-            variable=run_names.variable_of(names),
-        )
-
-        def run() -> object:
-            try:
-                return ranks.run_cell(of_cell, screen)
-            except BaseException:
-                if ranks.done:  # this error reports it
-                    self.notebook.ranks.pop(ranks.name, None)
-                raise
-
-        return run_names.bound(self.shell, names, run)
-
-    def _start_ranks(
-        self, request: flags.Request, plan: cells.CellPlan, *, can_type: bool
-    ) -> Ranks:
-        """Start ranks that stay."""
-        from distmagic.session.place import place_of
-        from distmagic.staying.starting import start
-
-        assert request.stay is not None
-        part = self.notebook.part(request)
-        if part is not None:
-            raise part.refusal("--stay")
-        hosts, access = self.notebook.way(request)
-        session = self.notebook.session()
-        asker = NotebookAsker(can_ask=False)
-        wanted = request.allocation or hosts
-        place = place_of(session, wanted, access, asker, request.spec)
-        limit_bytes = request.payload_limit_bytes
-        return start(place, session, request, plan, limit_bytes, can_type=can_type)
-
-    def _check_same(self, request: flags.Request, ranks: Ranks) -> None:
-        """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks have."""
-        plain = flags.parse_line("", self.config.defaults(os.environ))
-        asked = ranks.request
-        if ranks.is_attached:
-            # Of what their first cell requested, only the hosts are known here.
-            hosts = tuple(host.name for host in request.hosts or ())
-            if hosts in ((), ranks.hosts):
-                return
-            raise UsageError(
-                f"The ranks of {ranks.name} are on {', '.join(ranks.hosts)}, and this line asks for other hosts.",
-                "Leave its flags out.",
-            )
-        for name in ("hosts", "hostfile", "allocation", "spec", "access"):
-            value = getattr(request, name)
-            if value not in (getattr(plain, name), getattr(asked, name)):
-                raise UsageError(
-                    f"The ranks of {ranks.name} stay as they were started, and this line asks for another {name}.",
-                    f"Leave its flags out; or end them first: %distributed end {ranks.name}",
-                )
-
-    def _run_workflow(
-        self, plan: cells.CellPlan, request: flags.Request, variable: str
-    ) -> Run:
-        """Run the cell as a whole job of a system such as OSMO."""
-        from distmagic.session.programs import run_workflow
-
-        with closing(asker_of(self.shell)) as asker:
-            pack = partial(self._payload, plan, request, asker)
-            return run_workflow(request, self.notebook.screen, pack, variable)
-
     def _run_on(
         self,
         request: flags.Request,
@@ -280,7 +182,7 @@ class Magics:
             def what() -> str:
                 return "waits for your answer" if asker.is_asking else _OWN_LINES
 
-            def pack(screen: AnnouncingScreen) -> Payload:
+            def pack(screen: Screen) -> Payload:
                 with announcing(screen, what, _OWN_LINES_FAILED):
                     return self._payload(plan, request, asker)
 
@@ -299,7 +201,10 @@ class Magics:
         return left
 
     def _export(self, plan: cells.CellPlan, request: flags.Request) -> str:
-        """Write the exported folder, and return a message for the user."""
+        """Write the exported folder, and return a message for the user.
+
+        The program of ranks that stay is all their cells, and this one.
+        """
         from distmagic.exports import cell_script
         from distmagic.session import exporting
 
@@ -310,41 +215,25 @@ class Magics:
             text = cell_script.of_cell(plan, self.shell.user_ns, self._texts())
             program = exporting.of_script(text, request)
         except cell_script.NoProgram as no_program:
+            if request.stay is not None:
+                raise UsageError(
+                    f"The cells of {request.stay} are not one program: {no_program.why}.",
+                    "Define what is missing in a cell of the ranks.",
+                ) from None
             with closing(asker_of(self.shell)) as asker:
                 payload = self._pack(plan, request, asker)
             program = exporting.of_payload(payload, no_program.why, request)
-        return exporting.write(program, "cell", request, hosts)
-
-    def _export_ranks(self, request: flags.Request, cell: str) -> str:
-        """Write a folder whose program is all cells of ranks that stay, and this one; return a message for the user."""
-        from distmagic.exports import cell_script
-        from distmagic.session import exporting
-
-        assert request.stay is not None
-        ranks = self.notebook.ranks.get(request.stay)
-        before = ranks.history if ranks is not None else []
-        if any(LEFT_OUT.search(one) for one in before):
-            raise UsageError(
-                f"A cell of {request.stay} is too long: this kernel does not have all of its text.",
-                "Export the ranks from the kernel that ran it.",
-            )
-        text = "\n\n".join(one.rstrip() for one in [*before, cell])
-        plan = self._read(text, whole=True, stays=True)
-        hosts = self.notebook.choose(request).hosts
-        try:
-            text = cell_script.of_cell(plan, self.shell.user_ns, self._texts())
-        except cell_script.NoProgram as no_program:
-            raise UsageError(
-                f"The cells of {request.stay} are not one program: {no_program.why}.",
-                "Define what is missing in a cell of the ranks.",
-            ) from None
-        program = exporting.of_script(text, request)
-        return exporting.write(program, request.stay, request, hosts)
+        return exporting.write(program, request.stay or "cell", request, hosts)
 
     def _texts(self) -> dict[str, str]:
         """Return the texts of all cells by their files' names, in the order of their numbers."""
         labels = _labels(self.shell)
-        names = sorted(labels, key=lambda name: _number_in(labels[name]))
+
+        def number(name: str) -> int:
+            digits = "".join(filter(str.isdigit, labels[name]))
+            return int(digits or 0)
+
+        names = sorted(labels, key=number)
         return {name: "".join(linecache.getlines(name)) for name in names}
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
@@ -459,8 +348,7 @@ class Magics:
     def _run_own(self, plan: cells.CellPlan, request: flags.Request) -> None:
         """Run the cell's statements for the notebook: all before its call."""
         if plan.call is not None:
-            given = [name for name, _ in request.spec.env]
-            run_local(self.shell, plan, given)
+            run_local(self.shell, plan, dict(request.spec.env))
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
@@ -495,12 +383,6 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
     """Return IPython's label of each cell's file so far: "Cell In[3]"."""
     names = {one: shell.compile.format_code_name(one) for one in list(linecache.cache)}
     return {one: " ".join(label) for one, label in names.items() if label is not None}
-
-
-def _number_in(label: str) -> int:
-    """Return the number in a cell's label, which counts executions."""
-    digits = "".join(filter(str.isdigit, label))
-    return int(digits or 0)
 
 
 def load_ipython_extension(

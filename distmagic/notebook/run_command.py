@@ -11,18 +11,16 @@ import os
 import signal
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distmagic import sanitize
 from distmagic.errors import UsageError
 from distmagic.notebook import run_names
-from distmagic.notebook.host_commands import CommandLine
+from distmagic.notebook.settings import CommandLine
 from distmagic.request import flag_parser, flags
+from distmagic.request.access import Access
 from distmagic.request.flags import USAGE, split_program
-
-if TYPE_CHECKING:
-    from distmagic.request.access import Access
-    from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host
 
 
 def run(line: CommandLine) -> object:

@@ -1,14 +1,17 @@
-"""The settings of a notebook: its hosts and its playground; and the session that all its cells share."""
+"""The settings of a notebook: its hosts and its playground; the session of all its cells; and a line of a command."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from distmagic import sanitize
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request import flags
 from distmagic.request.access import Access
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
 
     from distmagic.planning.jobs import Job
     from distmagic.playground.playground import Playground
-    from distmagic.render.screen import AnnouncingScreen
+    from distmagic.render.screen import Screen
     from distmagic.session.background import BackgroundRun
+    from distmagic.session.housekeeping import Housekeeping
     from distmagic.session.inside import Part
     from distmagic.session.session import Session
     from distmagic.state.model import RunState
@@ -60,7 +64,7 @@ class Notebook:
             return text
         return self._terminal_words(text, job)
 
-    def screen(self, *, in_background: bool = False) -> AnnouncingScreen:
+    def screen(self, *, in_background: bool = False) -> Screen:
         """Return the screen of a run; its notices have commands as the user must type them."""
         from distmagic.screens.changed import ChangedScreen
         from distmagic.screens.choose import screen_for
@@ -215,6 +219,26 @@ class Notebook:
             own.stop()
             if self.hosts is not None and self.hosts.hosts == own.hosts:
                 self.hosts = None
+
+
+@frozen
+class CommandLine:
+    """One line `%distributed NAME WORD ...` during its execution.
+
+    `request` has its hosts and how to reach them, as far as its flags set them. `flags` are the command's own, and
+    `words` are the others. `asker` asks the user for passwords while connecting; it is closed when the command ends.
+    """
+
+    notebook: Notebook
+    asker: NotebookAsker
+    words: tuple[str, ...]
+    request: flags.Request
+    flags: argparse.Namespace = field(default_factory=argparse.Namespace)
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        """Requests to hosts outside of a run."""
+        return self.notebook.session().housekeeping
 
 
 def listed(hosts: Iterable[Host]) -> str:

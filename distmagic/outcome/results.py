@@ -141,7 +141,7 @@ class Results(Mapping[int, Any]):
             return unseen_rank(self._state, rank) or NoResult(
                 f"There is no rank {rank} in this run.", hint
             )
-        if worker.ended is None and worker.node_rank in self._state.lost_nodes:
+        if worker.ended is None and worker.node_rank in self._state.lost:
             return NoResult(
                 f"The result of {worker.label} is unknown: {worker.host} was lost before the rank reported it.",
                 f"If it returned, %distributed attach {self._state.job} has its result as soon as {worker.host} can be "
@@ -206,7 +206,7 @@ def unseen_rank(state: RunState, rank: int) -> NoResult | None:
     if not state.is_elastic or not 0 <= rank < state.world_size:
         return None
     at_work = state.at_work
-    unseen = [state.nodes[node].host for node, _ in state.lost if node not in at_work]
+    unseen = [state.nodes[node].host for node in state.lost if node not in at_work]
     if not unseen:
         return None
     hosts = " and ".join(dict.fromkeys(unseen))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from distmagic.connection.requests.remote_files import RemoteFolder
 from distmagic.errors import DistmagicError, NoResult, RunError, UsageError
 from distmagic.outcome.results import Files, Results, unseen_rank
 from distmagic.outcome.shown import cell_number, display_page, leave_out
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import journal
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.request.spec import check_tracker
@@ -30,7 +30,7 @@ from distmagic.tracking.writers import TensorBoard
 _STREAMS = ("stdout", "stderr")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LogParts:
     """The positions in a rank's logs of stdout and stderr between which a cell's output is. `ends` () means the end."""
 
@@ -154,7 +154,7 @@ class Run(Returned):
         nodes. Raises `UsageError` for a rank that is unknown or has not started.
         """
         streams = [stream] if stream else list(_STREAMS)
-        lost = self.state.lost_nodes if self.state.is_elastic else set()
+        lost = self.state.lost if self.state.is_elastic else {}
         there = [node for node in range(len(self.state.nodes)) if node not in lost]
         nodes = there if rank == -1 else [self._node_of(rank)]
         part = self._logged.get(rank, LogParts(begins=(), ends=()))

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
+
+
+def shell() -> Any:
+    """Return IPython's shell, None outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython and ipython.get_ipython()
+
+
+def kernel() -> Any:
+    """Return the Jupyter kernel that this process is, None for any other process."""
+    return getattr(shell(), "kernel", None)
 
 
 def cell_number() -> int | None:
     """Return the number of the cell that IPython is executing, None outside of IPython."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return None if shell is None else shell.execution_count
+    return getattr(shell(), "execution_count", None)
 
 
 def display_page(page: Mapping[str, str]) -> None:
@@ -22,7 +32,5 @@ def display_page(page: Mapping[str, str]) -> None:
 
 def leave_out(short: str) -> None:
     """Show nothing for a value that its cell has already shown; in a terminal, after Out[3]:, show `short`."""
-    from IPython import get_ipython
-
-    if getattr(get_ipython(), "kernel", None) is None:
+    if kernel() is None:
         print(short)  # noqa: T201

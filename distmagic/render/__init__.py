@@ -27,7 +27,6 @@ Read the modules in this order:
 from __future__ import annotations
 
 from distmagic.render.as_html import (
-    about_and_output,
     all_ranks,
     announcement,
     head_and_table,
@@ -50,6 +49,6 @@ from distmagic.render.stacks import stacks_html, stacks_text
 from distmagic.render.text_width import coloured, columns_of, plain
 
 __all__ = [
-    "about_and_output", "all_ranks", "announcement", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
+    "all_ranks", "announcement", "chart_data", "coloured", "columns_of", "count_of_lines", "curves", "head_and_table", "headline", "html", "is_shown", "label",
     "log_line", "milestones", "open_lines", "pictures", "plain", "prompts", "question", "size", "stacks_html", "stacks_text", "status", "style", "text", "torchrun_matters",
 ]  # fmt: skip

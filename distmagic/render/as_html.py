@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distmagic.render import quantities as q
 from distmagic.render.curves import curves, palette
-from distmagic.render.output import OUTPUT_LINES, about_output, output_lines, pictures
+from distmagic.render.output import about_output, output_lines, pictures
 from distmagic.render.overview import Alert, Overview, overview
 from distmagic.render.rows import (
     MAX_HOSTS,
@@ -40,13 +40,12 @@ _TRACEBACK_LINES = 80
 _TRACEBACK_CHARS = 400  # characters of one line
 
 
-def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
-    """Return the whole view of a run: head, alerts, table, curves, the last `lines` lines of output.
+def html(state: RunState) -> str:
+    """Return the whole view of a run: head, alerts, table, curves, the last lines of output.
 
     Under 200 KB without pictures.
     """
     head, table = head_and_table(state)
-    about, output = about_and_output(state, lines)
     table += all_ranks(state)
     parts = [
         style(),
@@ -55,8 +54,10 @@ def html(state: RunState, *, lines: int = OUTPUT_LINES) -> str:
         curves(state),
         pictures(state),
     ]
+    output = output_lines(state)
     if output:
-        parts += [about, f'<div class="dm-bottom" tabindex="0">{output}</div>']
+        parts.append(about_output(state))
+        parts.append(f'<div class="dm-bottom" tabindex="0">{output}</div>')
     return f'<div class="distmagic">{"".join(parts)}</div>'
 
 
@@ -95,13 +96,6 @@ def all_ranks(state: RunState) -> str:
     return _folded(view, state.variable) + hosts
 
 
-def about_and_output(state: RunState, lines: int) -> tuple[str, str]:
-    """Return the two lower parts of the live view, "" and "" without output."""
-    output = output_lines(state, lines)
-    about = about_output(state, lines) if output else ""
-    return about, output
-
-
 def _head(view: Overview) -> str:
     parts = [f'<span class="dm-phase">{view.phase}</span>']
     if view.fraction is not None:
@@ -111,7 +105,8 @@ def _head(view: Overview) -> str:
     parts.append(f"<span>{facts}</span>")
     if view.concern:
         parts.append(f'<span class="dm-tell dm-slow">{escape(view.concern)}</span>')
-    tone = "dm-failed" if view.is_alarming else _phase_class(view.phase)
+    is_alarming = any(alert.level == "error" for alert in view.alerts)
+    tone = "dm-failed" if is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
     return line + _what(view) + "".join(map(alert_html, view.alerts))
 
@@ -168,7 +163,7 @@ def _hardware(view: Overview) -> str:
     titles = ("host", "CPU", "memory", "network", "GPUs")
     columns = []
     for title, cells in zip(titles, zip(*shown, strict=True), strict=True):
-        columns.append(Column(title=title, cells=[cell or NOT_TOLD for cell in cells]))
+        columns.append(Column(title, [cell or NOT_TOLD for cell in cells]))
     lines = html_lines(
         columns, [""] * len(shown), lambda one, row: escape(one.cells[row])
     )

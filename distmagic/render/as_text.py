@@ -51,7 +51,7 @@ def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
         rows = [
             row for group in view.groups if not group.is_folded for row in group.rows
         ]
-        seen = Group(title="", rows=tuple(fitting(rows, room, noun="rows")))
+        seen = Group("", fitting(rows, room, noun="rows"))
         lines += _table([seen], view.metrics, width)
     lines += alerts
     return tuple(lines[: max(1, height)])

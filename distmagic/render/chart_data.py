@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distmagic.render import quantities as q
-from distmagic.render.curves import MAX_LINES, curve_of, joined, names_of_curves
+from distmagic.render.curves import (
+    MAX_LINES,
+    CurveLine,
+    curve_of,
+    joined,
+    names_of_curves,
+)
 from distmagic.render.text_width import plain
 from distmagic.state.model import RunState
-from distmagic.state.series import Bin
 
 _MAX_CHARTS = 30
 # Limits for the bins of all curves, and for one line.
@@ -44,7 +49,7 @@ def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
         lines = [_line(-1, joined(curve), curve.all_holes, curve.last_words)]
     else:
         lines = [
-            _line(rank, line, curve.holes[rank], q.number(curve.lasts[rank]))
+            _line(rank, line, line.holes, q.number(line.last))
             for rank, line in curve.lines.items()
         ]
     return {
@@ -58,8 +63,9 @@ def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
 
 
 def _line(
-    rank: int, bins: Sequence[Bin], holes: Sequence[tuple[float, float]], last: str
+    rank: int, drawn: CurveLine, holes: Sequence[tuple[float, float]], last: str
 ) -> dict[str, object]:
+    bins = drawn.bins
     line: dict[str, object] = {
         "rank": rank,
         "x": [_rounded(one.x) for one in bins],

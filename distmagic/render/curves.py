@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
+from distmagic.remote.frozen import frozen
 from distmagic.render import quantities as q
 from distmagic.render.rows import mean
 from distmagic.render.text_width import cut_middle, plain
@@ -28,28 +28,41 @@ _LOG_FROM, _FLOOR = 100, 0.05
 _WIDE, _HIGH = 800, 200  # the drawing's coordinate system
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One metric: the bins of each rank, x in steps or seconds, at places that all ranks share.
+@frozen
+class CurveLine:
+    """The line of one rank: its bins, and the last value.
 
-    lasts  the last value of each rank
-    holes  (first x, last x) of stretches of each rank that can't be drawn, such as NaN
-    reach  the last x of each rank, even if its value was NaN
-    end    the x that all active ranks have reached (at the stop, if the run was stopped)
+    holes  (first x, last x) of stretches that can't be drawn, such as NaN
+    reach  the last x, even if its value was NaN
+    """
+
+    bins: Sequence[Bin]
+    last: float
+    holes: Sequence[tuple[float, float]] = ()
+    reach: float = math.inf
+
+
+@frozen
+class Curve:
+    """One metric: the line of each rank, x in steps or seconds, at places that all ranks share.
+
+    `end` is the x that all active ranks have reached (at the stop, if the run was stopped).
     """
 
     name: str
-    lines: Mapping[int, Sequence[Bin]]
-    lasts: Mapping[int, float]
+    lines: Mapping[int, CurveLine]
     by_step: bool
-    holes: Mapping[int, Sequence[tuple[float, float]]]
-    reach: Mapping[int, float] = field(default_factory=dict)
     end: float = math.inf
+
+    @property
+    def bins(self) -> list[Bin]:
+        """The bins of all ranks."""
+        return [one for line in self.lines.values() for one in line.bins]
 
     @property
     def frame(self) -> _Frame:
         """The range of its drawing. The axis is logarithmic if a linear one would flatten most of the curve."""
-        bins = [one for line in self.lines.values() for one in line]
+        bins = self.bins
         xs = [one.x for one in bins]
         xs += [x for hole in self.all_holes for x in hole]
         low = min((one.low for one in bins), default=0.0)
@@ -70,9 +83,8 @@ class Curve:
     def all_holes(self) -> list[tuple[float, float]]:
         """The holes of all ranks; overlapping ones are merged."""
         found: list[tuple[float, float]] = []
-        for first, last in sorted(
-            hole for holes in self.holes.values() for hole in holes
-        ):
+        every = (hole for line in self.lines.values() for hole in line.holes)
+        for first, last in sorted(every):
             if found and first <= found[-1][1]:
                 before, end = found.pop()
                 found.append((before, max(end, last)))
@@ -81,30 +93,36 @@ class Curve:
         return found
 
     @property
+    def last(self) -> float:
+        """The last reported value; with several ranks, their mean."""
+        return mean(line.last for line in self.lines.values()) or 0.0
+
+    @property
     def last_words(self) -> str:
-        """The last reported value as text; with several ranks, their mean."""
-        word = "mean " if len(self.lasts) > 1 else ""
-        return f"{word}{q.number(mean(self.lasts.values()) or 0.0)}"
+        """The last reported value as text."""
+        word = "mean " if len(self.lines) > 1 else ""
+        return f"{word}{q.number(self.last)}"
 
     @property
     def warning(self) -> str:
         """Which rank has values that can't be drawn, and where they start; "" for none."""
-        bad = [rank for rank, holes in self.holes.items() if holes]
+        bad = {rank: line.holes for rank, line in self.lines.items() if line.holes}
         if not bad:
             return ""
-        rank = min(bad, key=lambda rank: self.holes[rank][0])
-        first, last = self.holes[rank][0]
+        rank = min(bad, key=lambda rank: bad[rank][0])
+        (first, last), *more = bad[rank]
         where = f"at {x_words(first, self)}"
         if last > first:
             where = f"from {x_words(first, self)} to {x_words(last, self)}"
-        if self.holes[rank][1:]:
-            more = len(self.holes[rank]) - 1
-            where += f" and at {q.plural(more, 'more place')}"
-        others = f", and on {q.plural(len(bad) - 1, 'more rank')}" if bad[1:] else ""
+        if more:
+            where += f" and at {q.plural(len(more), 'more place')}"
+        others = (
+            f", and on {q.plural(len(bad) - 1, 'more rank')}" if len(bad) > 1 else ""
+        )
         return f"NaN or inf on rank {rank} {where}{others}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Frame:
     """The range of a drawing."""
 
@@ -157,7 +175,7 @@ def curves(state: RunState, *, with_values: bool = False) -> str:
         caption = (
             f"<span><b>{metric}</b>{warning}</span> <span>{curve.last_words}</span>"
         )
-        spark = sparkline(joined(curve), mean(curve.lasts.values()) or 0.0)
+        spark = sparkline(joined(curve))
         names_of_lines = {}
         if with_values:
             names_of_lines = {rank: f"rank {rank}" for rank in curve.lines}
@@ -188,27 +206,21 @@ def curve_of(state: RunState, name: str, points: int = _POINTS) -> Curve:
         for line in tables.values()
     )
     where = places((line.xs(by_step=by_step) for line in tables.values()), limit)
-    lasts = {rank: line[-1].value for rank, line in tables.items()}
-    lines, holes, reach = {}, {}, {}
+    lines = {}
     at_work = []
     for rank, series in tables.items():
-        lines[rank], holes[rank] = series.bins(where, by_step=by_step)
+        bins, holes = series.bins(where, by_step=by_step)
+        last = series[-1].value
         ends = [other.last_x(by_step=by_step) for other in state.series[rank].values() if other]  # fmt: skip
-        reach[rank] = max(filter(math.isfinite, ends), default=0.0)
+        reach = max(filter(math.isfinite, ends), default=0.0)
         worker = state.workers.get(rank)
         if worker is not None and worker.phase in (*ALIVE, "stopped"):
-            at_work.append(reach[rank])
-        if lines[rank] and not math.isfinite(lasts[rank]):
-            reach[rank] = lines[rank][-1].x
-    return Curve(
-        name=name,
-        by_step=by_step,
-        lines=lines,
-        lasts=lasts,
-        holes=holes,
-        reach=reach,
-        end=min(at_work, default=math.inf),
-    )
+            at_work.append(reach)
+        if bins and not math.isfinite(last):
+            reach = bins[-1].x
+        lines[rank] = CurveLine(bins=bins, last=last, holes=holes, reach=reach)
+    end = min(at_work, default=math.inf)
+    return Curve(name=name, by_step=by_step, lines=lines, end=end)
 
 
 def _part(value: float, low: float, high: float) -> float:
@@ -240,11 +252,10 @@ def figure(
     frame = curve.frame
     paths: list[str] = []
     if len(curve.lines) > most_lines:
-        paths += _line_and_band(joined(curve), (), frame, "dm-c0")
+        paths += _line_and_band(joined(curve), frame, "dm-c0")
     else:
         for rank, line in curve.lines.items():
-            holes = curve.holes.get(rank, ())
-            paths += _line_and_band(line, holes, frame, palette(rank))
+            paths += _line_and_band(line, frame, palette(rank))
     marks = "".join(
         f"M{frame.x(first)},24V0H{frame.x(last)}v24" for first, last in curve.all_holes
     )
@@ -256,7 +267,7 @@ def figure(
     label = f"{name}: {q.number(frame.low)} to {q.number(frame.high)}, last {curve.last_words}"
     drawing = f'<svg viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(paths)}</svg>'
     top = bottom = ""
-    if any(curve.lines.values()):
+    if curve.bins:
         top, bottom = q.number(frame.high), q.number(frame.low)
     left, right = x_words(frame.left, curve), x_words(frame.right, curve)
     y_axis = f'<div class="dm-axis dm-y"><span>{top} </span><span>{bottom}</span></div>'
@@ -267,29 +278,30 @@ def figure(
 
 def _values(curve: Curve, frame: _Frame, names: Mapping[int, str]) -> Iterable[str]:
     """Yield columns over a drawing, each with the values of the lines that cover it."""
-    xs = sorted({one.x for line in curve.lines.values() for one in line})
+    xs = sorted({one.x for one in curve.bins})
     for x in xs[:: -(-len(xs) // _COLUMNS) or 1]:
         words = [x_words(x, curve)]
         for rank, line in curve.lines.items():
-            if line and line[0].x <= x <= line[-1].x:
-                near = min(line, key=lambda one: abs(one.x - x))
+            bins = line.bins
+            if bins and bins[0].x <= x <= bins[-1].x:
+                near = min(bins, key=lambda one: abs(one.x - x))
                 words.append(f"{names[rank]}: {q.number(near.mean)}")
         left = frame.x(x) - _WIDE // _COLUMNS // 2
         title = "&#10;".join(map(escape, words))
         yield f'<g class="dm-at"><title>{title}</title><rect x="{left}" width="{_WIDE // _COLUMNS}" height="{_HIGH}"/></g>'
 
 
-def sparkline(line: Sequence[Bin], last: float) -> str:
-    """Return a line as text characters, with its first value and the `last` one; "" for none."""
-    if not line:
+def sparkline(line: CurveLine) -> str:
+    """Return a line as text characters, with its first value and the last one; "" for none."""
+    if not line.bins:
         return ""
-    stride = -(-len(line) // _SPARK)
-    means = [one.mean for one in line[::stride]]
+    stride = -(-len(line.bins) // _SPARK)
+    means = [one.mean for one in line.bins[::stride]]
     low, high = min(means), max(means)
     signs = [
         _SIGNS[round(_part(value, low, high) * (len(_SIGNS) - 1))] for value in means
     ]
-    return f"{''.join(signs)} {q.number(line[0].mean)} to {q.number(last)}"
+    return f"{''.join(signs)} {q.number(means[0])} to {q.number(line.last)}"
 
 
 def x_words(value: float, curve: Curve) -> str:
@@ -299,46 +311,42 @@ def x_words(value: float, curve: Curve) -> str:
     return q.duration(value)
 
 
-def joined(curve: Curve) -> list[Bin]:
-    """Return mean, min and max of all ranks at each place, up to the curve's end.
+def joined(curve: Curve) -> CurveLine:
+    """Return mean, min and max of all ranks at each place as one line without holes, up to the curve's end.
 
     A rank without a report at a place counts with its previous value, up to its last report; not if that is NaN.
     """
-    all_xs = sorted({one.x for line in curve.lines.values() for one in line})
+    all_xs = sorted({one.x for one in curve.bins})
     xs = [x for x in all_xs if x <= curve.end] or all_xs[:1]
     members: dict[float, list[Bin]] = {x: [] for x in xs}
-    for rank, line in curve.lines.items():
-        bins = {one.x: one for one in line}
-        holes = curve.holes.get(rank, ())
+    for line in curve.lines.values():
+        bins = {one.x: one for one in line.bins}
         latest: Bin | None = None
-        reach = curve.reach.get(rank, math.inf)
         for x in xs:
             latest = bins.get(x, latest)
             if latest is None:
                 continue
             # Its bins after its reach count too: it went back to a snapshot.
-            if x in bins or (x <= reach and not _has_hole(holes, x, x)):
+            if x in bins or (x <= line.reach and not _has_hole(line, x, x)):
                 members[x].append(latest)
     found = []
     for x, here in members.items():
         _, lows, means, highs = zip(*here, strict=True)
         found.append(Bin(x=x, low=min(lows), mean=mean_of(means), high=max(highs)))
-    return found
+    return CurveLine(bins=found, last=curve.last)
 
 
-def _line_and_band(
-    line: Sequence[Bin], holes: Sequence[tuple[float, float]], frame: _Frame, color: str
-) -> Iterable[str]:
+def _line_and_band(line: CurveLine, frame: _Frame, color: str) -> Iterable[str]:
     """Yield a band if it is wider than the line, then the line, with gaps at the holes."""
-    if any(frame.y(one.low) != frame.y(one.high) for one in line):
-        upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line]
-        lower = [f"{frame.x(one.x)},{frame.y(one.low)}" for one in reversed(line)]
+    if any(frame.y(one.low) != frame.y(one.high) for one in line.bins):
+        upper = [f"{frame.x(one.x)},{frame.y(one.high)}" for one in line.bins]
+        lower = [f"{frame.x(one.x)},{frame.y(one.low)}" for one in reversed(line.bins)]
         yield f'<path class="dm-band {color}" d="M{"L".join(upper + lower)}Z"/>'
     path = ""
     before_x = math.inf
-    for one in line:
+    for one in line.bins:
         point = f"{frame.x(one.x)},{frame.y(one.mean)}"
-        has_gap = before_x == math.inf or _has_hole(holes, before_x, one.x)
+        has_gap = before_x == math.inf or _has_hole(line, before_x, one.x)
         # h0, a line of length zero, shows a single point.
         path += f"M{point}h0" if has_gap else f"L{point}"
         before_x = one.x
@@ -346,6 +354,6 @@ def _line_and_band(
         yield f'<path class="{color}" d="{path}"/>'
 
 
-def _has_hole(holes: Sequence[tuple[float, float]], left: float, right: float) -> bool:
+def _has_hole(line: CurveLine, left: float, right: float) -> bool:
     """Whether a value between two x is NaN or infinite."""
-    return any(first <= right and last >= left for first, last in holes)
+    return any(first <= right and last >= left for first, last in line.holes)

@@ -13,7 +13,6 @@ from distmagic.state.standstill import IDLE_S, IDLE_SHARE, idle_hosts
 
 def notes(state: RunState) -> tuple[str, ...]:
     """Return all notes, one line each, newest last."""
-    lone = _lone_ranks(state)
     # The notices; one from several hosts only once: `gpu-a, gpu-b: text`.
     hosts = {node.host for node in state.nodes}
     table: dict[str, list[str]] = {}  # text: its hosts
@@ -27,16 +26,14 @@ def notes(state: RunState) -> tuple[str, ...]:
             givers.append(host)
     lines = []
     for text, givers in table.items():
-        names = ", ".join(givers[:3])
-        if len(givers) > 3:
-            names += f" and {len(givers) - 3} more"
+        names = detailed_logs.some_of(givers, 3)
         lines.append(one_line(f"{names}: {text}" if givers else text))
     return (
         *lines,
         *_idle(state),
         *_logged(state),
         *_results_not_kept(state),
-        *([lone] if lone else []),
+        *_lone_ranks(state),
     )
 
 
@@ -77,23 +74,22 @@ def _results_not_kept(state: RunState) -> Iterator[str]:
         yield one_line(f"{who} returned, but {meaning}")
 
 
-def _lone_ranks(state: RunState) -> str:
-    """Return a sentence for a successful run of several ranks in which no rank communicated with another; else "".
+def _lone_ranks(state: RunState) -> Iterator[str]:
+    """Yield a sentence for a successful run of several ranks in which no rank communicated with another.
 
     That looks like success, although each rank may have trained its own model.
     """
     ends = [worker.ended for worker in state.workers.values()]
     if state.phase != "done" or len(ends) < 2:
-        return ""
+        return
     uses = {"" if ended is None else ended.group_use for ended in ends}
     if uses == {"none"}:
-        return (
+        yield (
             f"no rank was in a process group: the {len(ends)} ranks each worked on their own. If they are to train together, "
             "call torch.distributed.init_process_group, or make the Accelerator or Trainer, in what the ranks run"
         )
-    if uses <= {"none", "unused"}:
-        return (
+    elif uses <= {"none", "unused"}:
+        yield (
             f"no rank made a collective call, though there was a process group: the {len(ends)} ranks each worked on "
             "their own. If they are to train together, wrap the model, in DistributedDataParallel for example"
         )
-    return ""

@@ -13,7 +13,7 @@ from distmagic.render.curves import palette
 from distmagic.render.text_width import plain, spans
 from distmagic.state.model import OutputLine, RunState
 
-OUTPUT_LINES = 100
+_LINES = 100
 _MAX_CHARS = 1000  # of one line
 _MAX_BYTES = 60_000  # of all of them
 _MAX_OPEN = 8
@@ -57,22 +57,20 @@ def torchrun_matters(state: RunState) -> bool:
 # ---- as HTML
 
 
-def about_output(state: RunState, lines: int = OUTPUT_LINES) -> str:
+def about_output(state: RunState) -> str:
     """Return the line above the output: how much of it is shown, and where the rest is."""
-    shown = min(lines, len(shown_lines(state)))
+    shown = min(_LINES, len(shown_lines(state)))
     seen = count_of_lines(state)
     some = f"last {shown} of {seen:,} lines" if seen > shown else "output"
     where = f"{state.variable}.logs(rank), %distributed logs {plain(state.job)} RANK"
     return f'<div class="dm-about dm-faint">{some} · all: {escape(where)}</div>'
 
 
-def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
-    """Return the last `lines` lines, and the unfinished ones, in a `<pre>`; "" for none."""
+def output_lines(state: RunState) -> str:
+    """Return the last lines, and the unfinished ones, in a `<pre>`; "" for none."""
     # From the last line upward, so that the oldest lines are left out.
-    upward = [_line(line, " dm-open") for line in _open(state)]
-    if lines > 0:
-        last_lines = shown_lines(state)[-lines:]
-        upward += [_line(line, "") for line in reversed(last_lines)]
+    upward = [log_line(line, " dm-open") for line in _open(state)]
+    upward += map(log_line, reversed(shown_lines(state)[-_LINES:]))
     kept: list[str] = []
     room = _MAX_BYTES
     for text in upward:
@@ -84,14 +82,9 @@ def output_lines(state: RunState, lines: int = OUTPUT_LINES) -> str:
     return f"<pre>{''.join(kept)}</pre>" if kept else ""
 
 
-def log_line(line: OutputLine) -> str:
-    """Return the HTML of one finished line."""
-    return _line(line, "")
-
-
 def open_lines(state: RunState) -> str:
     """Return the HTML of incomplete lines."""
-    return "".join(_line(line, " dm-open") for line in reversed(_open(state)))
+    return "".join(log_line(line, " dm-open") for line in reversed(_open(state)))
 
 
 def _open(state: RunState) -> list[OutputLine]:
@@ -108,7 +101,8 @@ def _open(state: RunState) -> list[OutputLine]:
     return found
 
 
-def _line(line: OutputLine, more_class: str) -> str:
+def log_line(line: OutputLine, more_class: str = "") -> str:
+    """Return the HTML of one line."""
     is_warning = line.stream == "stderr" and not _BAR.search(line.text)
     stream = "dm-stderr" if is_warning else "dm-stdout"
     name = escape(plain(line.label[:120]))

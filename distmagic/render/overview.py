@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distmagic.errors import Cancelled
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import POLITE_REASONS
 from distmagic.render import quantities as q
 from distmagic.render.notes import notes
@@ -31,7 +32,7 @@ from distmagic.state.hangs import (
     stacks_text,
 )
 from distmagic.state.model import RunState, WorkerState
-from distmagic.state.phases import ALIVE, RunPhase, is_explained
+from distmagic.state.phases import ALIVE, RunPhase, meaning_of
 from distmagic.state.standstill import all_still_s, is_worth_saying, still_ranks
 from distmagic.state.verdict import verdict
 
@@ -41,7 +42,7 @@ _PART = re.compile(r"([^\W\d]*)[\s:#=(\[]*(\d{1,6})\s*(?:/|of)\s*(\d{1,6})\b")
 _MAX_NAMES = 4  # host names in the head
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Alert:
     """A message: level "error", "warning" or "info", one line, and an expandable detail."""
 
@@ -50,7 +51,7 @@ class Alert:
     detail: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Overview:
     """Everything except curves and output. `facts` are the head's short phrases after the phase.
 
@@ -70,11 +71,6 @@ class Overview:
     call: str
     since: str
     metrics: tuple[str, ...]
-
-    @property
-    def is_alarming(self) -> bool:
-        """Whether something has gone wrong."""
-        return any(alert.level == "error" for alert in self.alerts)
 
 
 def overview(state: RunState) -> Overview:
@@ -157,7 +153,7 @@ def _facts(
 def _why_it_stops(state: RunState) -> Iterable[str]:
     if state.is_over and isinstance(verdict(state), Cancelled):
         yield "interrupted"
-    elif not is_explained(state.stopping) and not state.is_over:
+    elif not meaning_of(state.stopping).is_explained and not state.is_over:
         yield one_line(state.stopping)
 
 
@@ -210,7 +206,7 @@ def _and_more(words: str, conjunction: str, count: int) -> str:
 
 def size(state: RunState) -> str:
     """Return `4 ranks on gpu-a, gpu-b`."""
-    lost = state.lost_nodes
+    lost = state.lost
     there = set()
     at_cell = {worker.node_rank for worker in state.workers.values()}
     for node in state.nodes:
@@ -259,30 +255,30 @@ def _alerts(state: RunState) -> Iterable[Alert]:
     urgent = [*_failure(state)]
     if not state.seen_unix_s:  # a finished run, or one seen last, waits for nothing
         for rank in state.paused:
-            urgent.append(Alert(level="info", text=f"{waits_at(state, rank)}."))
+            urgent.append(Alert("info", f"{waits_at(state, rank)}."))
     for node in state.nodes:
         if node.waits_for and not state.is_over:
             text = f"{plain(node.host)}: waiting for {one_line(node.waits_for)}"
-            urgent.append(Alert(level="info", text=text))
+            urgent.append(Alert("info", text))
     urgent += _hosts_in_trouble(state)
     for alert in _where_ranks_are(state):
         if alert.detail not in [one.detail for one in urgent if one.detail]:
             urgent.append(alert)
-    notices = [Alert(level="warning", text=text) for text in notes(state)]
+    notices = [Alert("warning", text) for text in notes(state)]
     room = max(0, _MAX_ALERTS - len(urgent))
     newest = notices[-room:] if room else []
     yield from urgent[:_MAX_ALERTS]
     yield from newest  # an old notice has been seen; a new one may be about a full disk
     more = len(urgent[_MAX_ALERTS:]) + len(notices) - len(newest)
     if more:
-        yield Alert(level="warning", text=f"and {more} more notices")
+        yield Alert("warning", f"and {more} more notices")
 
 
 def _failure(state: RunState) -> Iterable[Alert]:
     if state.abandoned:
         # Otherwise the hosts' own rows show it.
         if not state.stopping and not any(node.unusable for node in state.nodes):
-            yield Alert(level="error", text=one_line(state.abandoned))
+            yield Alert("error", one_line(state.abandoned))
         return
     if state.first_failure is None and not state.is_over:
         return
@@ -292,7 +288,7 @@ def _failure(state: RunState) -> Iterable[Alert]:
     # The user has requested an interrupt: the head and the cell's error already show it.
     if error is not None and not isinstance(error, Cancelled):
         detail = getattr(error, "remote_traceback", "") or getattr(error, "stacks", "")
-        yield Alert(level="error", text=one_line(error.message), detail=detail)
+        yield Alert("error", one_line(error.message), detail)
 
 
 def waits_at(state: RunState, rank: int) -> str:
@@ -338,43 +334,41 @@ def _where_ranks_are(state: RunState) -> Iterable[Alert]:
         when = f"at {q.duration(dump.at_s)}: "
         yield _places("info", when, explain_dump(state, dump))
     elif state.wanted_stacks and not state.is_over:
-        yield Alert(level="info", text="asking every rank where it is")
+        yield Alert("info", "asking every rank where it is")
 
 
 def _places(level: str, when: str, found: Explanation) -> Alert:
     words = one_line(f"{when}{found.sentence}. {found.advice}".rstrip())
-    return Alert(level=level, text=words, detail=stacks_text(found))
+    return Alert(level, words, stacks_text(found))
 
 
 def _hosts_in_trouble(state: RunState) -> Iterable[Alert]:
     if not state.is_over:
-        for lost, why in state.lost:
+        for lost, why in state.lost.items():
             host = plain(state.nodes[lost].host)
-            yield Alert(level="error", text=f"{host}: {one_line(why)}")
+            yield Alert("error", f"{host}: {one_line(why)}")
         for node in state.nodes:
             if node.broken and node.phase != "gone":
                 why = node.broken.removeprefix(f"{node.host}: ")
                 why = one_line(why).rstrip(".")
                 text = f"{plain(node.host)}: reconnecting ({why}); unless that host is down, its ranks continue"
-                yield Alert(level="warning", text=text)
+                yield Alert("warning", text)
         lead = plain(state.nodes[0].host)
         for node in state.nodes[1:]:
             # Otherwise it may only start slowly.
             if node.gang == "silent" and node.phase == "running":
                 pair = f"{plain(node.host)} and {lead}"
                 text = f"{pair} don't hear each other by UDP: each ends by itself if this notebook is gone"
-                yield Alert(level="warning", text=text)
+                yield Alert("warning", text)
         # Before the lead listens, no node can connect.
         is_open = state.endpoint_open_at_s is not None
         for i, why in sorted(state.unreached.items()) if is_open else ():
             host = plain(state.nodes[i].host)
-            yield Alert(
-                level="warning", text=f"{host} can't dial {lead} yet: {one_line(why)}"
-            )
+            yield Alert("warning", f"{host} can't dial {lead} yet: {one_line(why)}")
     for node in state.nodes:
         if node.survivors:
             names = one_line(", ".join(node.survivors))
             yield Alert(
-                level="error",
-                text=f"did not end on {plain(node.host)}, even after SIGKILL: {names}",
+                "error",
+                f"did not end on {plain(node.host)}, even after SIGKILL: {names}",
             )

@@ -45,13 +45,6 @@ def count(value: float) -> str:
     return f"{value / 1e3:.0f}k"
 
 
-def out_of(done: float, total: float | None) -> str:
-    """Return `120/500`, or `120` without a known total."""
-    if total is None:
-        return count(done)
-    return f"{count(done)}/{count(total)}"
-
-
 def size(done_bytes: float, total_bytes: float) -> str:
     """Return `12 of 80 MB`, `0.3 of 2.1 GB`: both in the unit of the total."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -76,13 +69,11 @@ def per_second(size_bytes: float) -> str:
     return f"{size_bytes / 1e3:.0f} kB/s"
 
 
-def gpu(told: Gpu) -> str:
-    """Return `87%, 62.1/80.0 GB, 71 °C`, without unknown values."""
-    return gpus([told])
-
-
 def gpus(told: Sequence[Gpu]) -> str:
-    """Return the text of `gpu`; for several GPUs `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C`."""
+    """Return `87%, 62.1/80.0 GB, 71 °C`, without unknown values.
+
+    For several GPUs: `mean 85%, fullest 62.1/80.0 GB, hottest 71 °C`.
+    """
     mean, fullest, hottest = (
         ("mean ", "fullest ", "hottest ") if told[1:] else ("",) * 3
     )

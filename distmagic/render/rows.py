@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import Bar
 from distmagic.render import quantities as q
 from distmagic.render.row_choice import (
@@ -33,7 +34,7 @@ NOT_TOLD = "-"
 _PATIENCE_S = 3.0  # after this time without an answer it is shown
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Row:
     """One rank, or all ranks of one host. `fraction` is 0 to 1, None without a known total.
 
@@ -58,12 +59,12 @@ class Row:
     stands_out: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Group:
     """Rows under a title, "" for the only group. A group that `is_folded` is collapsed in HTML and left out in text."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     is_folded: bool = False
 
 
@@ -98,34 +99,30 @@ def groups(
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
         by_node.setdefault(worker.node_rank, []).append(worker)
-    without = [
-        node
-        for node in state.nodes
-        if node.node_rank not in by_node and not _has_come_back(state, node)
-    ]
-    if state.cell:  # on ranks that stay: perhaps only some
-        without = []
-    waiting = [_waiting_row(state, node) for node in without]
+    waiting = []
+    for node in state.nodes:
+        # On ranks that stay, perhaps only some nodes take part in a cell.
+        if not (state.cell or node.node_rank in by_node or _has_come_back(state, node)):
+            waiting.append(_waiting_row(state, node))
+
+    def of_ranks(some: Iterable[WorkerState]) -> list[Row]:
+        return [_rank_row(state, one, slow, still, standing_out) for one in some]
+
     if len(workers) <= ALL_RANKS:
-        rows = [_rank_row(state, w, slow, still, standing_out) for w in workers]
-        rows += fitting(waiting, MAX_HOSTS, noun="hosts")
-        yield Group(title="", rows=tuple(rows))
+        hosts = fitting(waiting, MAX_HOSTS, noun="hosts")
+        yield Group("", of_ranks(workers) + hosts)
         return
     picked = picked_ranks(workers, slow, still)
     if picked:
-        yield Group(
-            title=f"failed and slowest: {len(picked)} of {len(workers)} ranks",
-            rows=tuple(
-                _rank_row(state, worker, slow, still, standing_out) for worker in picked
-            ),
-        )
+        title = f"failed and slowest: {len(picked)} of {len(workers)} ranks"
+        yield Group(title, of_ranks(picked))
     rows = [
         _host_row(state, node, by_node[node.node_rank], still)
         for node in state.nodes
         if node.node_rank in by_node
     ]
     by_host = fitting(rows + waiting, MAX_HOSTS, noun="hosts")
-    yield Group(title="by host, means of their ranks", rows=tuple(by_host))
+    yield Group("by host, means of their ranks", by_host)
 
     def order(worker: WorkerState) -> tuple[int, bool]:
         is_behind = worker.rank in slow or worker.rank in still
@@ -135,18 +132,12 @@ def groups(
     title = f"all {len(workers)} ranks"
     if len(shown) < len(workers):
         title = f"{len(shown)} of {len(workers):,} ranks, among them those with trouble"
-    yield Group(
-        title=title,
-        rows=tuple(
-            _rank_row(state, worker, slow, still, standing_out) for worker in shown
-        ),
-        is_folded=True,
-    )
+    yield Group(title, of_ranks(shown), is_folded=True)
 
 
 def _has_come_back(state: RunState, node: NodeState) -> bool:
     """Whether a node has ended, and its host has joined the elastic job again as another node."""
-    is_over = node.phase == "gone" or node.node_rank in state.lost_nodes
+    is_over = node.phase == "gone" or node.node_rank in state.lost
     later_hosts = [other.host for other in state.nodes[node.node_rank + 1 :]]
     return is_over and node.host in later_hosts
 
@@ -204,11 +195,7 @@ def _waiting_row(state: RunState, node: NodeState) -> Row:
 
 def _waits_for(state: RunState, node: NodeState) -> str:
     if node.phase not in OPENING:
-        if node.reason == "done":
-            return ""
-        meaning = meaning_of(node.reason)
-        # An agent that crashes gives its own reason.
-        return node.reason if meaning is None else meaning.in_row
+        return meaning_of(node.reason).in_row
     if state.is_over:
         return "not reached" if node.phase == "connecting" else ""
     if node.phase == "connecting":
@@ -275,7 +262,7 @@ def _gpu_words(state: RunState, w: WorkerState) -> str:
         return ""
     told = node.hardware.gpus[w.gpu]
     if not state.is_over:
-        return q.gpu(told)
+        return q.gpus([told])
     if not told.total_bytes:
         return ""
     return f"at most {q.used(node.gpu_peaks[w.gpu], told.total_bytes)}"
@@ -322,7 +309,9 @@ def last_seen_word(state: RunState) -> Literal["detached", "last seen"]:
 
 def _bar_words(w: WorkerState, bar: Bar) -> str:
     name = bar_name(bar)
-    words = q.out_of(bar.n, bar.total)
+    words = q.count(bar.n)
+    if bar.total is not None:
+        words += f"/{q.count(bar.total)}"
     if name:
         words = f"{name} {words}"
     else:
@@ -399,12 +388,13 @@ def counts_by_phase(phases: Counter[ShownPhase]) -> str:
 
 
 def _range_of_counts(workers: Sequence[WorkerState]) -> str:
-    done = [w.progress[0] for w in workers if w.progress[0] is not None]
+    progress = [w.progress for w in workers]
+    done = [steps for steps, _ in progress if steps is not None]
     if not done:
         return ""
     low, high = q.count(min(done)), q.count(max(done))
     counts = low if low == high else f"{low}-{high}"
-    totals = [w.progress[1] for w in workers if w.progress[1] is not None]
+    totals = [total for _, total in progress if total is not None]
     return f"{counts}/{q.count(totals[0])}" if totals else counts
 
 
@@ -422,40 +412,27 @@ def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
     for spare, name in enumerate(metrics[:MAX_METRICS], start=3):
         cells = [q.number(row.metrics[name]) if name in row.metrics else "" for row in rows]  # fmt: skip
         title = cut_middle(plain(name), 16)
-        values.append(Column(title=title, kind=NUMBER, spare=spare, cells=cells))
+        values.append(Column(title, cells, kind=NUMBER, spare=spare))
+    hosts = [cut_middle(row.host, _NAME) for row in rows]
     devices = [row.device[:12] if len(groups) == 1 else "" for row in rows]
+    states = list(map(state_word, rows))
+    progress = list(map(_progress, rows))
+    counts = [cut(row.count, 24) for row in rows]
     gpus = [row.gpu for row in rows]
     if any(gpus):
         gpus = [text or NOT_TOLD for text in gpus]
     found = [
-        Column(title="rank", key="rank", kind=NUMBER, cells=[row.name for row in rows]),
-        Column(title="host", cells=[cut_middle(row.host, _NAME) for row in rows]),
-        Column(title="device", cells=devices, spare=10),
-        Column(
-            title="state",
-            key="state",
-            kind="dm-state",
-            cells=list(map(state_word, rows)),
-        ),
-        Column(
-            title="progress",
-            key="progress",
-            cells=list(map(_progress, rows)),
-            spare=1,
-        ),
-        Column(
-            title="step",
-            kind=NUMBER,
-            cells=[cut(row.count, 24) for row in rows],
-            spare=2,
-        ),
+        Column("rank", [row.name for row in rows], key="rank", kind=NUMBER),
+        Column("host", hosts),
+        Column("device", devices, spare=10),
+        Column("state", states, key="state", kind="dm-state"),
+        Column("progress", progress, key="progress", spare=1),
+        Column("step", counts, kind=NUMBER, spare=2),
         *values,
-        Column(title="rate", kind=NUMBER, cells=[row.rate for row in rows], spare=4),
-        Column(title="left", kind=NUMBER, cells=[row.left for row in rows], spare=3),
-        Column(title="GPU", cells=gpus, spare=9),
-        Column(
-            title="note", key="note", kind="dm-note", cells=[row.note for row in rows]
-        ),
+        Column("rate", [row.rate for row in rows], kind=NUMBER, spare=4),
+        Column("left", [row.left for row in rows], kind=NUMBER, spare=3),
+        Column("GPU", gpus, spare=9),
+        Column("note", [row.note for row in rows], key="note", kind="dm-note"),
     ]
     return [one for one in found if one.key == "state" or any(one.cells)]
 

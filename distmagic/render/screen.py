@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import field
+from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.state.model import RunState
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TypedLine:
     """A line of input from the user for a rank that waits at this `prompt`. `is_end`: the end of input instead."""
 
@@ -22,8 +23,14 @@ class TypedLine:
 UserRequest = Literal["stop", "stacks", "detach"] | TypedLine
 
 
-class Screen(Protocol):
-    """A place that shows a run. The thread of the run's loop calls all methods."""
+class Screen:
+    """A place that shows a run. This one shows nothing; others override what they do.
+
+    The thread of the run's loop calls all methods but `announce`.
+    """
+
+    def announce(self, text: str) -> None:
+        """Show a short text for a run that has not started; called on any thread, before the first `show`."""
 
     def show(self, state: RunState) -> None:
         """Show a state of a running run; called at most 10 times a second."""
@@ -36,13 +43,23 @@ class Screen(Protocol):
 
         An interrupt may raise KeyboardInterrupt in it, because a kernel's own input blocks for an answer.
         """
+        return ()
 
     def can_type(self) -> bool:
         """Whether the user can type input for a rank on this screen."""
+        return False
 
 
-class AnnouncingScreen(Screen, Protocol):
-    """A screen that also shows messages before the run."""
+class OuterScreen(Screen):
+    """Shows a run on another screen, which also has the user's requests. It passes on no message before the run."""
 
-    def announce(self, text: str) -> None:
-        """Show a short text for a run that has not started; called on any thread, before the first `show`."""
+    def __init__(self, inner: Screen) -> None:
+        self._inner = inner
+
+    def requests(self) -> tuple[UserRequest, ...]:
+        """Return the user's requests on the other screen."""
+        return self._inner.requests()
+
+    def can_type(self) -> bool:
+        """Whether the user can type on the other screen."""
+        return self._inner.can_type()

@@ -37,17 +37,13 @@ def stacks_html(found: Explanation, job: str) -> str:
         words = one_line(hangs.sentence_of(group, None))
         lines = "\n".join(hangs.stack_lines(group))
         level = "error" if is_odd else "warning"
-        parts.append(
-            alert_html(Alert(level=level, text=words, detail=lines), is_open=is_odd)
-        )
+        parts.append(alert_html(Alert(level, words, lines), is_open=is_odd))
     for host in found.unanswered:
         words = one_line(f"{host} did not report where its ranks are")
-        parts.append(alert_html(Alert(level="error", text=words)))
+        parts.append(alert_html(Alert("error", words)))
     more = len(found.groups) - SHOWN_GROUPS
     if more > 0:
-        parts.append(
-            alert_html(Alert(level="warning", text=f"ranks are at {more} more places"))
-        )
+        parts.append(alert_html(Alert("warning", f"ranks are at {more} more places")))
     return f'<div class="distmagic">{style()}{"".join(parts)}</div>'
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from distmagic.render.text_width import columns_of, pad
+from distmagic.render.text_width import columns_of
 
 NUMBER = "dm-n"
 GAP = "  "
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column with a cell for each row, "" for none. `best` are the rows with the best value.
 
@@ -47,17 +47,18 @@ def text_lines(columns: Sequence[Column]) -> list[str]:
     """Return the line of titles, and one line for each row."""
     padded = []
     for column in columns:
-        width, right = column.width, column.kind == NUMBER
-        padded.append([pad(text, width, right=right) for text in column.texts])
+        width, cells = column.width, []
+        for text in column.texts:
+            blanks = " " * (width - columns_of(text))
+            cells.append(blanks + text if column.kind == NUMBER else text + blanks)
+        padded.append(cells)
     return [GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Return rows, the first of them with the titles, as lines whose columns are as wide as their widest text."""
     columns = zip(*rows, strict=True)
-    return "\n".join(
-        text_lines([Column(title=title, cells=cells) for title, *cells in columns])
-    )
+    return "\n".join(text_lines([Column(title, cells) for title, *cells in columns]))
 
 
 def html_lines(

@@ -82,19 +82,14 @@ def spans(text: str) -> str:
     return "".join(out)
 
 
-def _pieces(text: str) -> list[tuple[str, str]]:
-    """Return ("text", ...) and ("sgr", codes) in order; other escape sequences are removed."""
-    found = []
-    at = 0
-    for match in ESCAPE.finditer(text):
-        if match.start() > at:
-            found.append(("text", text[at : match.start()]))
-        if match["sgr"] is not None:
-            found.append(("sgr", match["sgr"]))
-        at = match.end()
-    if at < len(text):
-        found.append(("text", text[at:]))
-    return found
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """Yield ("text", ...) and ("sgr", codes) in order; other escape sequences are removed."""
+    # The pattern has one group: every second part is its codes, None for another sequence.
+    for index, part in enumerate(ESCAPE.split(text)):
+        if index % 2 and part is not None:
+            yield "sgr", part
+        elif part:
+            yield "text", part
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
@@ -128,19 +123,18 @@ def _apply(style: dict[str, str], codes: str) -> None:
 def _of_large_palette(numbers: Iterator[int]) -> str:
     """Return the colour for `5;N` (of 256) or `2;R;G;B`, "" for none."""
     kind = next(numbers, 0)
+    number = next(numbers, 0) if kind in (2, 5) else 256
     if kind == 2:
-        red, green, blue = (min(255, next(numbers, 0)) for _ in range(3))
-        return f"#{red:02x}{green:02x}{blue:02x}"
-    number = next(numbers, 0) if kind == 5 else 256
-    if number < 16:
+        parts = [min(255, one) for one in (number, next(numbers, 0), next(numbers, 0))]
+    elif number < 16:
         return _COLOURS[number % 8]
-    if number < 232:
-        red, green, blue = (_LEVELS[(number - 16) // size % 6] for size in (36, 6, 1))
-        return f"#{red:02x}{green:02x}{blue:02x}"
-    if number < 256:
-        grey = 8 + 10 * (number - 232)
-        return f"#{grey:02x}{grey:02x}{grey:02x}"
-    return ""
+    elif number < 232:
+        parts = [_LEVELS[(number - 16) // size % 6] for size in (36, 6, 1)]
+    elif number < 256:
+        parts = [8 + 10 * (number - 232)] * 3
+    else:
+        return ""
+    return f"#{bytes(parts).hex()}"
 
 
 def columns_of(text: str) -> int:
@@ -199,9 +193,3 @@ def cut_middle(text: str, columns: int) -> str:
     tail = text[-((columns - 1) // 2) :] if columns > 2 else ""
     head = text[: len(text) - len(tail)]
     return cut(head, columns - columns_of(tail)) + tail
-
-
-def pad(text: str, columns: int, *, right: bool = False) -> str:
-    """Return `text` padded with spaces to `columns`."""
-    blanks = " " * (columns - columns_of(text))
-    return blanks + text if right else text + blanks

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import (
     DAY_S,
@@ -24,7 +24,7 @@ LEASE_S = 60.0
 WARM_IDLE_S = 900.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Access:
     """How to reach hosts. `pythons` maps a host's name to its interpreter; "" means all other hosts.
 

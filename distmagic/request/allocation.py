@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.hosts import parse_host
 
@@ -35,7 +36,7 @@ class HostsRequest:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SlurmRequest(HostsRequest):
     """A request for a Slurm allocation.
 
@@ -67,7 +68,7 @@ class SlurmRequest(HostsRequest):
         return bool(self.job)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SkyRequest(HostsRequest):
     """A request for a SkyPilot cluster: `name` is an existing one, "" to launch a new one.
 

@@ -17,10 +17,11 @@ import re
 import symtable
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.values.source_form import code_of_call
+from distmagic.request.notebook_effects import executed
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
 _BLOCKS = {
@@ -54,7 +55,7 @@ _LOOKS = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class CellPlan:
     """A parsed cell.
 
@@ -177,14 +178,14 @@ def _reject_ipython(tree: ast.AST) -> None:
 def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
     """Unwrap a trailing `if __name__ == "__main__":`, which is always true in a notebook."""
     last = body[-1]
-    if not isinstance(last, ast.If) or last.orelse:
-        return body
-    if ast.unparse(last.test) not in _GUARDS:
-        return body
-    return [*body[:-1], *last.body]
-
-
-_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+    guards = ("__name__ == '__main__'", "'__main__' == __name__")
+    if (
+        isinstance(last, ast.If)
+        and not last.orelse
+        and ast.unparse(last.test) in guards
+    ):
+        return [*body[:-1], *last.body]
+    return body
 
 
 def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
@@ -277,12 +278,8 @@ def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
 
 
 def _calls(node: ast.AST) -> bool:
-    """Whether evaluating `node` calls something; a lambda does not count, because it only defines."""
-    if isinstance(node, ast.Lambda):
-        return False
-    if isinstance(node, ast.Call | ast.Await):
-        return True
-    return any(_calls(child) for child in ast.iter_child_nodes(node))
+    """Whether evaluating `node` calls something; the body of a lambda does not count, because it only defines."""
+    return any(isinstance(one, ast.Call | ast.Await) for one in executed(node))
 
 
 def _call_plan(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 
 from traitlets import Dict, Float, List, TraitError, Unicode, Union
 from traitlets.config import Configurable
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.access import (
     CONNECT_TIMEOUT_S,
     LEASE_S,
@@ -106,7 +107,7 @@ def settings_of(parent: Configurable) -> Distmagic:
         raise UsageError(f"A setting can't be used: {error}", hint) from None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Chosen:
     """The hosts of a run. `source` describes where they were set."""
 
@@ -176,11 +177,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     try:
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = (
-            os.strerror(error.errno)
-            if isinstance(error, OSError) and error.errno
-            else "not a text file"
-        )
+        why = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(
             f"{path}: the hostfile can't be read: {why.lower()}.", "Check the path."
         ) from None

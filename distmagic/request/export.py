@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.allocation import check_nodes, check_option
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.systems import named, that_can
@@ -18,7 +19,7 @@ _FOR_ALL = ("gpus-per-node", "cpus-per-task", "mem")
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Gpus:
     """The GPUs of one node. `kind` is "" if not given."""
 
@@ -26,7 +27,7 @@ class Gpus:
     kind: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ExportRequest:
     """A request to write a folder for a system of systems.py.
 
@@ -80,9 +81,7 @@ class ExportRequest:
                 f"--results {self.results!r} is neither a dataset's name nor a URL.",
                 "Write --results my-results, or --results s3://bucket/folder.",
             )
-        _read_gpus(self.option("gpus-per-node"))
-        _read_cpus(self.option("cpus-per-task"))
-        _read_memory(self.option("mem"))
+        _ = self.gpus, self.cpus, self.memory_gib  # each checks its option
 
     @property
     def chooses_hosts(self) -> bool:
@@ -97,45 +96,36 @@ class ExportRequest:
     @property
     def gpus(self) -> Gpus | None:
         """The GPUs of each node, None if not given."""
-        return _read_gpus(self.option("gpus-per-node"))
+        text = self.option("gpus-per-node")
+        if not text:
+            return None
+        found = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9_.-]*):)?(\d{1,4})", text)
+        if found is None:
+            raise UsageError(
+                f"--gpus-per-node {text!r} is not a number of GPUs.",
+                "Write --gpus-per-node 4, or with their kind: L4:4.",
+            )
+        return Gpus(kind=found[1] or "", count=int(found[2]))
 
     @property
     def cpus(self) -> int:
         """The CPUs of each node, 0 if not given."""
-        return _read_cpus(self.option("cpus-per-task"))
+        text = self.option("cpus-per-task")
+        if text and not re.fullmatch(r"[1-9]\d{0,4}", text):
+            raise UsageError(
+                f"--cpus-per-task {text!r} is not a number of CPUs.",
+                "Write --cpus-per-task 8.",
+            )
+        return int(text or 0)
 
     @property
     def memory_gib(self) -> int:
-        """The memory of each node in GiB, rounded up, 0 if not given."""
-        return _read_memory(self.option("mem"))
+        """The memory of each node in GiB, rounded up, 0 if not given.
 
-
-def _read_gpus(text: str) -> Gpus | None:
-    if not text:
-        return None
-    found = re.fullmatch(r"(?:([A-Za-z][A-Za-z0-9_.-]*):)?(\d{1,4})", text)
-    if found is None:
-        raise UsageError(
-            f"--gpus-per-node {text!r} is not a number of GPUs.",
-            "Write --gpus-per-node 4, or with their kind: L4:4.",
-        )
-    return Gpus(kind=found[1] or "", count=int(found[2]))
-
-
-def _read_cpus(text: str) -> int:
-    if text and not re.fullmatch(r"[1-9]\d{0,4}", text):
-        raise UsageError(
-            f"--cpus-per-task {text!r} is not a number of CPUs.",
-            "Write --cpus-per-task 8.",
-        )
-    return int(text or 0)
-
-
-def _read_memory(text: str) -> int:
-    """Return GiB. A number without a unit is in MiB, as in Slurm, which gets the text unchanged."""
-    if not text:
-        return 0
-    found = re.fullmatch(r"(\d{1,9})([KMGT]?)", text.upper())
-    if found is None:
-        raise UsageError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
-    return math.ceil(int(found[1]) * _GIB[found[2]])
+        A number without a unit is in MiB, as in Slurm, which gets the text unchanged.
+        """
+        text = self.option("mem")
+        found = re.fullmatch(r"(\d{1,9})([KMGT]?)", text.upper() or "0")
+        if found is None:
+            raise UsageError(f"--mem {text!r} is not a size.", "Write --mem 64G.")
+        return math.ceil(int(found[1]) * _GIB[found[2]])

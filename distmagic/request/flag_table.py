@@ -177,8 +177,3 @@ FLAGS = (
     *_OF_THE_CELL,
 )
 SBATCH_FLAGS = tuple(flag.name for flag in _OF_SBATCH)
-
-
-def flags_without(what: str) -> tuple[str, ...]:
-    """Return the names of flags that `what` rejects: "export", "stay", or "workflow" (systems that run whole jobs)."""
-    return tuple(flag.name for flag in FLAGS if what in flag.not_with.split())

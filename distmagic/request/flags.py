@@ -10,22 +10,23 @@ import argparse
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request import flag_parser, systems
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_table import NO_SYSTEM, SBATCH_FLAGS, flags_without
+from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
 from distmagic.request.flag_values import refuse_zero_bytes
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
 from distmagic.request.systems import System, Wanted
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Defaults:
     """Values for flags that the line lacks. `environ` is the notebook's own, for `--env NAME` without a value."""
 
@@ -35,7 +36,7 @@ class Defaults:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Request:
     """One line of `%%distributed`."""
 
@@ -124,10 +125,13 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
 
 
 def _refuse(args: argparse.Namespace, what: str, why: str, hint: str) -> None:
-    """Raise `UsageError` for a flag that `what` rejects; `why` follows its name."""
-    for name in flags_without(what):
-        if _value(args, name):
-            raise UsageError(f"--{name} {why}.", hint)
+    """Raise `UsageError` for a flag that `what` rejects; `why` follows its name.
+
+    `what` is "export", "stay", or "workflow" (systems that run whole jobs).
+    """
+    for flag in FLAGS:
+        if what in flag.not_with.split() and _value(args, flag.name):
+            raise UsageError(f"--{flag.name} {why}.", hint)
 
 
 def _check_stay(args: argparse.Namespace) -> None:
@@ -241,13 +245,9 @@ def _allocation(
 ) -> HostsRequest | None:
     """Return the line's request to a scheduler. Raises `UsageError` for flags that need one."""
     options = _resources(args)
-    for name, value in (
-        *options,
-        ("nodes", args.nodes),
-        ("idle", args.idle),
-    ):
-        is_for_hosts = system is None and args.export is None
-        if is_for_hosts and value is not None:
+    given = {**dict(options), "nodes": args.nodes, "idle": args.idle}
+    for name, value in given.items():
+        if value is not None and system is None and args.export is None:
             raise UsageError(
                 f"--{name} is for hosts of a scheduler.",
                 "Add --on slurm, or leave it out.",
@@ -264,11 +264,7 @@ def _allocation(
             raise UsageError("--sky is for --on sky.", "Add --on sky, or leave it out.")
     if system is None or "hosts" not in system.can:
         return None
-    if args.hosts is not None or args.hostfile is not None:
-        raise UsageError(
-            "--on asks a scheduler for hosts, and --hosts or --hostfile names some.",
-            "Keep one of them.",
-        )
+    _refuse_hosts(args, "--on asks a scheduler for hosts", "Keep one of them.")
     wanted = Wanted(
         nodes=args.nodes,
         options=tuple(options),
@@ -305,9 +301,9 @@ def _value(args: argparse.Namespace, name: str) -> Any:
 def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
     """Return the request for an export. Raises `UsageError` for flags that only a run has."""
     if args.export is None:
+        is_workflow = system is not None and "run" in system.can
         for name in ("image", "results"):
-            is_workflow = system is not None and "run" in system.can
-            if getattr(args, name) is not None and not is_workflow:
+            if _value(args, name) is not None and not is_workflow:
                 raise UsageError(
                     f"--{name} is for OSMO, and for files that are exported.",
                     "Add --on osmo or --export osmo DIR, or leave it out.",
@@ -317,12 +313,17 @@ def _export(args: argparse.Namespace, system: System | None) -> ExportRequest | 
     _refuse(args, "export", why, "Leave one of them out.")
     name, folder = args.export
     request = _folder(args, name, folder)
-    if request.chooses_hosts and (args.hosts is not None or args.hostfile is not None):
-        raise UsageError(
-            f"{name} chooses the hosts of --export {name}, and --hosts or --hostfile names some.",
-            "Leave them out; --nodes N sets the number.",
-        )
+    if request.chooses_hosts:
+        _refuse_hosts(args, f"{name} chooses the hosts of --export {name}", _NODES_HINT)
     return request
+
+
+_NODES_HINT = "Leave them out; --nodes N sets the number."
+
+
+def _refuse_hosts(args: argparse.Namespace, why: str, hint: str) -> None:
+    if args.hosts is not None or args.hostfile is not None:
+        raise UsageError(f"{why}, and --hosts or --hostfile names some.", hint)
 
 
 def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest:
@@ -341,11 +342,9 @@ def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest 
     """Return the request for a whole job of a system. Raises `UsageError` for hosts, and for flags of schedulers."""
     if system is None or "run" not in system.can:
         return None
-    if args.hosts is not None or args.hostfile is not None:
-        raise UsageError(
-            f"{system.title} chooses the hosts of --on {args.on}, and --hosts or --hostfile names some.",
-            "Leave them out; --nodes N sets the number.",
-        )
+    _refuse_hosts(
+        args, f"{system.title} chooses the hosts of --on {args.on}", _NODES_HINT
+    )
     why = f"does not work with --on {args.on}: that system starts the ranks, and not this notebook"
     _refuse(args, "workflow", why, "Leave the flag out.")
     return _folder(args, system.name, ".")
@@ -362,7 +361,7 @@ _STARTERS = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Program:
     """A program for every rank: a script's path on this machine, or a module's name, and its arguments.
 

@@ -6,9 +6,10 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 
 Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the host
 SLOT_WORDS = ("gpu", "cpu", "auto")
@@ -23,7 +24,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Source:
     """The source of hosts that a system provides: an allocation, a cluster, or the job that runs this process.
 
@@ -37,7 +38,7 @@ class Source:
     cure: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Host:
     """One machine as the user named it. `slots` is its number of ranks, None if not given.
 
@@ -158,21 +159,16 @@ def _is_ipv6(text: str) -> bool:
 def _port_and_slots(numbers: list[str], whole: str) -> tuple[int | None, Slots | None]:
     if not numbers:
         return None, None
-    if len(numbers) == 1 and not _looks_like_port(numbers[0]):
-        return None, parse_slots(numbers[0], f"host {whole!r}")
     port, *ranks = numbers
+    looks_like_port = _NUMBER.match(port) and (int(port) == 22 or int(port) >= 1024)
+    if not (ranks or looks_like_port):
+        return None, parse_slots(port, f"host {whole!r}")
     if not is_port(port):
         raise UsageError(
             f"host {whole!r}: {port!r} is not a port (1 to 65535).", _HOSTS_HINT
         )
     slots = parse_slots(ranks[0], f"host {whole!r}") if ranks else None
     return int(port), slots
-
-
-def _looks_like_port(text: str) -> bool:
-    if not _NUMBER.match(text):
-        return False
-    return int(text) == 22 or int(text) >= 1024
 
 
 def is_port(text: str) -> bool:

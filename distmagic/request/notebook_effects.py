@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 
 CURE = "Move it into the function, or write %%distributed --whole, and every rank runs the whole cell."
@@ -82,7 +83,7 @@ _IN_WORDS: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LocalEffect:
     """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
 
@@ -152,8 +153,8 @@ def library_changes(
     text: str,
     label: str,
     namespace: Mapping[str, object],
-    later: Sequence[str] = (),
-    tables: Tables | None = None,
+    later: Sequence[str],
+    tables: Tables,
 ) -> Iterator[LocalEffect]:
     """Yield changes of a library in a cell's text; `name` is the library. `namespace` has the notebook's values.
 
@@ -161,7 +162,6 @@ def library_changes(
     uses in the notebook are excluded. A cell that ran on ranks has warned about these itself. `tables` are made at
     their first use, and serve all cells of a launch.
     """
-    tables = {} if tables is None else tables
     effects, changed = _of_text(text)
     if label and not text.startswith(_OF_RANKS):
         for one in effects:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records.manifest import is_inside
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.flag_values import (
@@ -21,7 +21,7 @@ from distmagic.request.flag_values import (
     time_or_zero,
     whole_number,
 )
-from distmagic.request.hosts import SLOT_WORDS, Slots, is_port, parse_slots
+from distmagic.request.hosts import Slots, is_port, parse_slots
 
 Pairs = tuple[tuple[str, str], ...]  # names with their values
 BACKENDS = ("static", "c10d")
@@ -47,7 +47,7 @@ def check_system() -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobSpec:
     """One job, in torchrun's terms. None: not given, so that the plan decides.
 
@@ -55,7 +55,7 @@ class JobSpec:
     every rank, as (name, value). `devices` are GPU numbers on each host. Raises `UsageError`.
     """
 
-    nproc_per_node: Slots | None = option(  # noqa: RUF009  # a field, as those below
+    nproc_per_node: Slots | None = option(  # a field, as those below
         "torchrun",
         "ranks of each host: a number, gpu, cpu or auto (one for each GPU, or 1)",
         "N",
@@ -218,17 +218,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         _check_env(self.env)
         check_values(self)
-        nproc = self.nproc_per_node
-        if isinstance(nproc, str) and nproc not in SLOT_WORDS:
-            raise UsageError(
-                f"--nproc-per-node {nproc!r} is not a number of ranks.",
-                "Use a number, or gpu, cpu or auto.",
-            )
-        if isinstance(nproc, int) and nproc < 1:
-            raise UsageError(
-                f"--nproc-per-node {nproc}: a host runs at least 1 rank.",
-                "Use 1 or more.",
-            )
+        if self.nproc_per_node is not None:
+            parse_slots(str(self.nproc_per_node), "--nproc-per-node")
         _check_rendezvous(self)
         for flag, value, instead in (
             (

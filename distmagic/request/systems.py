@@ -17,16 +17,17 @@ import functools
 import importlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from typing import Any
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 
 GROUP = "distmagic.systems"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class System:
     """One external system."""
 
@@ -50,7 +51,7 @@ class System:
         return importlib.import_module(f"{self.folder}.{name}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Wanted:
     """Requirements for nodes from the flags of a line: None, or empty, if not given.
 

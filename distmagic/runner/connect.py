@@ -50,7 +50,7 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
         queue.tell(Connected(), node_rank=host_index)
     else:
         why = error.message if isinstance(error, DistmagicError) else repr(error)
-        queue.tell(Unusable(why=why), node_rank=host_index)
+        queue.tell(Unusable(unusable=why), node_rank=host_index)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def claim_devices(
                 if claims and spec.detach:
                     what += "; the run is detached when it starts, and needs this notebook until then"
                 if what != shown[node_rank]:
-                    loop.note(Waiting(what=what), node_rank=node_rank)
+                    loop.note(Waiting(waits_for=what), node_rank=node_rank)
                     shown[node_rank] = what
             if not any(others):
                 return tuple(current)

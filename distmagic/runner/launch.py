@@ -349,7 +349,7 @@ def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
     )
     lost = [
         node_rank
-        for node_rank, _ in state.lost
+        for node_rank in state.lost
         if ends_agents or table.rows[node_rank].is_agent_gone
     ]
     if not lost or not state.is_over:

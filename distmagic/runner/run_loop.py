@@ -279,8 +279,9 @@ class RunLoop:
         for request in asked:
             # Carry out the user's requests. Stop also ends a detached job, and a second one ends it at once.
             if request == "stop":
+                now_s = self._clock()
                 self._carry_out(
-                    decide.after_stop_click(self.state, self._memory, self._clock())
+                    decide.stopped(self.state, self._memory, now_s, "interrupted")
                 )
             elif request == "stacks":
                 request_id = self._new_id()

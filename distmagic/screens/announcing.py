@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from distmagic.remote.system import threads
-from distmagic.render.screen import AnnouncingScreen
+from distmagic.render.screen import Screen
 
 FIRST_S = 0.05  # shorter waits are not shown
 _EVERY_S = 1.0
 
 
 @contextmanager
-def announcing(
-    screen: AnnouncingScreen, what: Callable[[], str], in_vain: str
-) -> Iterator[None]:
+def announcing(screen: Screen, what: Callable[[], str], in_vain: str) -> Iterator[None]:
     """Show on `screen` what happens during the block, and for how long; if it raises, show `in_vain` instead.
 
     `what` is called on another thread from time to time.

@@ -75,7 +75,7 @@ class Board:
     """
 
     def __init__(
-        self, make_view: Callable[[str], Any] = widget.make_view, *, view_id: str = ""
+        self, view_id: str = "", make_view: Callable[[str], Any] = widget.make_view
     ) -> None:
         """`view_id` names the place in the page: it is reused from a closed view."""
         self.view_id = view_id or secrets.token_hex(8)

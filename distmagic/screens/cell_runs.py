@@ -6,12 +6,11 @@ It has a table with a row for each finished run, and below it the view of the cu
 from __future__ import annotations
 
 import secrets
-import sys
 from typing import TYPE_CHECKING
 
-from distmagic.comparison import as_html, as_text
+from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import RunSummary, summary
-from distmagic.outcome.shown import cell_number
+from distmagic.outcome import shown
 from distmagic.state.model import RunState
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ class CellRuns:
         """
         if len(self._over) <= is_over:
             return "", ""
-        return as_html.html(self._over), f"{as_text.text(self._over)}\n\n"
+        found = Comparison(self._over)
+        return found._repr_html_(), f"{found!r}\n\n"
 
 
 _last: CellRuns | None = None
@@ -64,9 +64,7 @@ def begin() -> CellRuns:
 
 def _execution() -> object:
     """Return a unique key of this execution of a cell, None outside of a notebook."""
-    number = cell_number()
-    ipython = sys.modules.get("IPython")
-    parent = getattr(ipython and ipython.get_ipython(), "get_parent", None)
-    if number is None or parent is None:
+    parent = getattr(shown.shell(), "get_parent", None)
+    if parent is None:
         return None
-    return number, parent().get("header", {}).get("msg_id")
+    return shown.cell_number(), parent().get("header", {}).get("msg_id")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distmagic.render.screen import Screen, UserRequest
+from distmagic.render.screen import OuterScreen, Screen
 from distmagic.state.model import RunState
 
 
-class ChangedScreen:
+class ChangedScreen(OuterScreen):
     """Shows the result of `change` for each state on another screen."""
 
     def __init__(self, inner: Screen, change: Callable[[RunState], RunState]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._change = change
-
-    def announce(self, text: str) -> None:
-        """Show nothing: messages before a run are not changed."""
 
     def show(self, state: RunState) -> None:
         """Show a state."""
@@ -25,11 +22,3 @@ class ChangedScreen:
     def finish(self, state: RunState) -> None:
         """Show the last state."""
         self._inner.finish(self._change(state))
-
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Return the user's requests on the other screen."""
-        return self._inner.requests()
-
-    def can_type(self) -> bool:
-        """Whether the user can type on the other screen."""
-        return self._inner.can_type()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
-from distmagic.render.screen import TypedLine, UserRequest
+from distmagic.render.screen import Screen, TypedLine, UserRequest
 from distmagic.state.model import OutputLine, RunState
 
 # For streams with a limited encoding.
@@ -52,17 +52,17 @@ class Questions:
         return (line,)
 
 
-class LineScreen:
-    """Base class of terminal and log: the user types input for ranks at the process's own terminal."""
+class LineScreen(Screen):
+    """Base class of terminal and log: the user types input for ranks at the process's own terminal.
+
+    Before a run, other code prints its own messages.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._seen = 0
         self._state: RunState | None = None
         self._questions = Questions(line_of_terminal)
-
-    def announce(self, text: str) -> None:
-        """Do nothing: before a run, other code prints its own messages."""
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return the user's input line for a rank; interrupts are the only other request on this screen."""

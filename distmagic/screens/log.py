@@ -6,7 +6,7 @@ import sys
 from typing import TextIO
 
 from distmagic import render
-from distmagic.render.screen import UserRequest
+from distmagic.render.screen import Screen
 from distmagic.screens.lines import LineScreen, without_colours, write
 from distmagic.state.model import RunState
 
@@ -55,28 +55,7 @@ class LogScreen(LineScreen):
             write(self._stream, "".join(f"{line}\n" for line in lines))
 
 
-class NoScreen:
-    """Shows nothing: for a run whose content is shown in another way."""
-
-    def announce(self, text: str) -> None:
-        """Show nothing."""
-
-    def show(self, state: RunState) -> None:
-        """Show nothing."""
-
-    def finish(self, state: RunState) -> None:
-        """Show nothing."""
-
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Return nothing."""
-        return ()
-
-    def can_type(self) -> bool:
-        """Return False."""
-        return False
-
-
-class QuietScreen(NoScreen):
+class QuietScreen(Screen):
     """Shows only the table at the end: for a background run in a terminal or a script."""
 
     def finish(self, state: RunState) -> None:

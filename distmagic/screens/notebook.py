@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from distmagic import render
 from distmagic.connection.prompts import asker_of
-from distmagic.render.screen import UserRequest
+from distmagic.render.screen import Screen, UserRequest
 from distmagic.screens import cell_runs
 from distmagic.screens.board import Board
 from distmagic.screens.cell_runs import CellRuns
@@ -45,11 +45,7 @@ def _ask(question: str) -> str:
         return ""
 
 
-def _board(view_id: str) -> Board:
-    return Board(view_id=view_id)
-
-
-class NotebookScreen:
+class NotebookScreen(Screen):
     """One output of a cell. In a page the live view replaces it, during the run and after it.
 
     Consecutive runs of one cell share it: see cell_runs.py. The saved output refers to no widget: a reloaded page shows
@@ -58,7 +54,7 @@ class NotebookScreen:
 
     def __init__(
         self,
-        make_board: Callable[[str], Board] = _board,
+        make_board: Callable[[str], Board] = Board,
         *,
         in_background: bool = False,
     ) -> None:
@@ -68,7 +64,6 @@ class NotebookScreen:
         self._cell = CellRuns(None)
         self._board: Board | None = None
         self._has_cell = False
-        self._is_open = False
         self._next_s = 0.0
         self._shown_notices: tuple[str, ...] = ()
         self._next_line_s = _LINES_FROM_S
@@ -85,9 +80,9 @@ class NotebookScreen:
 
     def show(self, state: RunState) -> None:
         """Show a state; the first one creates the output."""
+        is_first = self._state is None
         self._state = state
-        if not self._is_open:
-            self._is_open = True
+        if is_first:
             self._opened_s = state.at_s
             self._open(state)
         # Whether there is something new about pending nodes. Before a job exists, its clock stands still.
@@ -124,21 +119,18 @@ class NotebookScreen:
         """Return the user's requests in the live view, and input for a rank if no view can take it."""
         board, state = self._board, self._state
         asked = () if board is None else board.requests()
-        if self._in_background or state is None or self._has_page_to_type_in(state):
+        if self._in_background or state is None:
             return asked
+        is_early = state.at_s - self._opened_s < _PAGE_S
+        takes_lines = board is not None and not board.mime_view
+        if takes_lines and (self._has_page or is_early):
+            return asked  # a page accepts input while the cell runs, or may do so soon
         return (*asked, *self._questions.typed(state))
 
     def can_type(self) -> bool:
         """Whether the front end accepts input; in the background only a live view does."""
         has_view = importlib.util.find_spec("anywidget") is not None
         return asker_of().can_ask and (has_view or not self._in_background)
-
-    def _has_page_to_type_in(self, state: RunState) -> bool:
-        """Whether a page accepts input while the cell runs, or may do so soon."""
-        board = self._board
-        if board is None or board.mime_view:
-            return False
-        return board.has_page or state.at_s - self._opened_s < _PAGE_S
 
     @property
     def _has_page(self) -> bool:

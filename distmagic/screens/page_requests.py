@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from distmagic.outcome import shown
+
 _REQUEST, _REPLY = "distmagic_request", "distmagic_reply"
 _LATER_S = 0.3
 
@@ -20,10 +22,8 @@ _views: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 def serve(view_id: str, view: Any) -> None:
     """Answer requests for this view as long as it lives. Some kernels have no such channel."""
-    from IPython import get_ipython
-
     _views[view_id] = view
-    kernel = getattr(get_ipython(), "kernel", None)
+    kernel = shown.kernel()
     handlers = getattr(kernel, "control_handlers", None)
     if isinstance(handlers, dict):
         handlers[_REQUEST] = partial(_reply, kernel)

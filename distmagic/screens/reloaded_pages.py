@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
+from distmagic.outcome import shown
 from distmagic.screens import page_requests
 
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
@@ -26,10 +27,8 @@ _kernels: WeakSet[Any] = WeakSet()  # kernels whose messages are intercepted
 
 def serve(view: object) -> None:
     """Answer reloaded pages, until `leave` is called for this view or it is gone."""
-    from IPython import get_ipython
-
     _live.add(view)
-    kernel: Any = getattr(get_ipython(), "kernel", None)
+    kernel = shown.kernel()
     thread = getattr(kernel, "shell_channel_thread", None)
     if thread is None or kernel in _kernels:
         return
@@ -46,11 +45,8 @@ def leave(view: object) -> None:
 
 def cell_id() -> str:
     """Return the front end's ID of the running cell, "" if it has none."""
-    from IPython import get_ipython
-
-    kernel: Any = getattr(get_ipython(), "kernel", None)
     try:
-        return str(kernel.get_parent()["metadata"]["cellId"])
+        return str(shown.kernel().get_parent()["metadata"]["cellId"])
     except (AttributeError, KeyError, TypeError):
         return ""
 

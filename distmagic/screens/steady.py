@@ -8,19 +8,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from distmagic import render
-from distmagic.render.screen import AnnouncingScreen, UserRequest
+from distmagic.render.screen import OuterScreen, UserRequest
 from distmagic.screens.lines import write
 from distmagic.state.model import RunState
 
 T = TypeVar("T")
 
 
-class SteadyScreen:
+class SteadyScreen(OuterScreen):
     """Shows a run on another screen; after that screen's first failure the live view ends, with a message on stderr."""
 
-    def __init__(self, inner: AnnouncingScreen) -> None:
-        self._inner = inner
-        self._is_broken = False
+    _is_broken = False
 
     def announce(self, text: str) -> None:
         """Show a short text before the run."""
@@ -41,11 +39,7 @@ class SteadyScreen:
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return the user's requests on the other screen."""
-        return () if self._is_broken else self._inner.requests()
-
-    def can_type(self) -> bool:
-        """Whether the user can type on the other screen."""
-        return self._inner.can_type()
+        return () if self._is_broken else super().requests()
 
     def _try(self, act: Callable[[T], None], shown: T) -> None:
         try:

@@ -60,32 +60,25 @@ def shows_itself() -> bool:
 
 @cache
 def _kind() -> Any:
+    """Return the class of the data of one run for a page.
+
+    `head`, `table`, `ranks` and `pictures` are HTML, `log` are new lines. `is_cleared`: the output was removed from
+    the notebook.
+    """
     import anywidget
     from traitlets import Bool, Dict, List, Unicode
 
-    class View(anywidget.AnyWidget):  # type: ignore[misc]  # its types are not known here
-        """The data of one run for a page. `is_cleared`: its output was removed from the notebook.
-
-        `head`, `table`, `ranks` and `pictures` are HTML, `log` are new lines.
-        """
-
-        _esm = Unicode().tag(sync=True)
-        looks = Unicode().tag(sync=True)
-        view_id = Unicode().tag(sync=True)
-        cell_id = Unicode().tag(sync=True)
-        shows_itself = Bool().tag(sync=True)
-        is_cleared = Bool().tag(sync=True)
-        run = Dict().tag(sync=True)
-        head = Unicode().tag(sync=True)
-        table = Unicode().tag(sync=True)
-        ranks = Unicode().tag(sync=True)
-        pictures = Unicode().tag(sync=True)
-        charts: Any = List().tag(sync=True)
-        prompts: Any = List().tag(sync=True)
-        log = Dict().tag(sync=True)
-        final = Dict().tag(sync=True)
-
-    return View
+    kinds = {
+        Unicode: "_esm looks view_id cell_id head table ranks pictures",
+        Bool: "shows_itself is_cleared",
+        Dict: "run log final",
+        List: "charts prompts",
+    }
+    traits = {}
+    for kind, names in kinds.items():
+        for name in names.split():
+            traits[name] = kind().tag(sync=True)
+    return type("View", (anywidget.AnyWidget,), traits)
 
 
 def make_view(view_id: str) -> Any:

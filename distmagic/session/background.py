@@ -35,7 +35,7 @@ _ANSWER_S = 20.0  # time for ranks to send their stacks
 _LAST_WAIT_S = 4.0
 
 
-class BackgroundScreen:
+class BackgroundScreen(Screen):
     """Shows a background run on any number of screens, keeps its last state, and forwards requests of other cells.
 
     The run's own thread calls `show` and `requests`; any thread may call the rest. Only `close` shows the end, because
@@ -280,7 +280,7 @@ class BackgroundRun(Returned):
         links: dict[int, Link] = {}
         try:
             for node_rank in range(len(hosts)):
-                if node_rank not in state.lost_nodes:
+                if node_rank not in state.lost:
                     links[node_rank] = self.open_link(node_rank)
             return profile_requests.profile(links, hosts, self.job, steps)
         finally:

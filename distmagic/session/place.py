@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from distmagic import sanitize
 from distmagic.connection.first_links import FirstLinks
@@ -42,8 +41,6 @@ from distmagic.session.background import BackgroundRun, BackgroundScreen, Left
 from distmagic.session.session import Session
 from distmagic.state.fold import begin
 from distmagic.systems.protocol import Held
-
-S = TypeVar("S", bound=Screen)
 
 
 class Place:
@@ -83,8 +80,8 @@ class Place:
 
     def run(
         self,
-        make_screen: Callable[[], S],
-        pack: Callable[[S], Payload],
+        make_screen: Callable[[], Screen],
+        pack: Callable[[Screen], Payload],
         variable: str = "run",
         *,
         in_background: bool = False,

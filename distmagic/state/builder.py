@@ -61,7 +61,7 @@ class RunStateBuilder:
     stopping: StopReason | Literal[""]
     abandoned: str
     started_at_s: float | None
-    lost: list[tuple[int, str]]
+    lost: dict[int, str]
     unreached: dict[int, str]
     endpoint_open_at_s: float | None
     at_s: float
@@ -102,6 +102,14 @@ class RunStateBuilder:
             fields[name] = tuple(value) if isinstance(value, list) else value
         return replace(self.base, **fields)
 
+    def change_node(self, node: int, **fields: Any) -> None:
+        """Replace fields of the state of a node."""
+        self.nodes[node] = replace(self.nodes[node], **fields)
+
+    def change_rank(self, rank: int, **fields: Any) -> None:
+        """Replace fields of the state of a rank."""
+        self.workers[rank] = replace(self.workers[rank], **fields)
+
     def rank_of(self, node: int, rank: int) -> WorkerState | None:
         """Return the state of a rank; None if this node does not have it."""
         worker = self.workers.get(rank)
@@ -122,16 +130,15 @@ class RunStateBuilder:
 
     def advance(self, node: int, phase: NodePhase, **more: Any) -> None:
         """Move a node to a phase, unless it is already in a later one."""
-        old = self.nodes[node]
-        later = max(old.phase, phase, key=NODE_PHASES.index)
-        self.nodes[node] = replace(old, phase=later, **more)
+        later = max(self.nodes[node].phase, phase, key=NODE_PHASES.index)
+        self.change_node(node, phase=later, **more)
 
     def note_reached(self) -> None:
         """Record the time at which the notebook reaches a node after it had reached none."""
         there = (
             node
             for node in self.nodes
-            if node.phase != "gone" and not self.has_lost(node.node_rank)
+            if node.phase != "gone" and node.node_rank not in self.lost
         )
         if not any(node.is_reached for node in there):
             self.reaching_since_s = self.at_s
@@ -141,23 +148,19 @@ class RunStateBuilder:
         if not self.stopping:
             self.advanced_at_s = self.at_s
 
-    def take_stacks(self, node_rank: int, what: protocol.Stacks) -> None:
+    def take_stacks(self, _: WorkerState, what: protocol.Stacks) -> None:
         """Keep the stacks of a rank as an answer to a request."""
-        worker = self.rank_of(node_rank, what.rank)
-        if worker is None:
-            return
         if what.request_id == protocol.LEFT:
-            self.workers[what.rank] = replace(worker, left=what)
+            self.change_rank(what.rank, left=what)
             return
         index = self._index_of_dump(what.request_id)
         dump = self.stack_dumps[index]
         self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
 
-    def take_picture(self, node_rank: int, what: protocol.Picture) -> None:
+    def take_picture(self, worker: WorkerState, what: protocol.Picture) -> None:
         """Keep a picture of a rank if a page can draw it; drop the oldest ones."""
-        worker = self.rank_of(node_rank, what.rank)
         png = sanitize.png(what.data)
-        if worker is None or not png:
+        if not png:
             return
         picture = ShownPicture(
             rank=what.rank, host=worker.host, step=what.step, png=png
@@ -193,9 +196,9 @@ class RunStateBuilder:
 
     def lose(self, node: int, why: str) -> None:
         """Mark a node and its ranks as lost."""
-        if self.nodes[node].phase == "gone" or self.has_lost(node):
+        if self.nodes[node].phase == "gone" or node in self.lost:
             return
-        self.lost.append((node, why))
+        self.lost[node] = why
         self.end_all_on(node, "lost")
 
     def find_again(self, node: int) -> None:
@@ -203,18 +206,12 @@ class RunStateBuilder:
 
         If the node has ended meanwhile, its ranks count as stopped by its agent.
         """
-        if not self.has_lost(node):
+        if self.lost.pop(node, None) is None:
             return
-        self.lost = [entry for entry in self.lost if entry[0] != node]
         has_ended = self.nodes[node].phase in ("clear", "gone")
         for rank, worker in self.workers.items():
             if worker.node_rank == node and worker.phase == "lost":
-                phase: RankPhase = "stopped" if has_ended else "running"
-                self.workers[rank] = replace(worker, phase=phase)
-
-    def has_lost(self, node: int) -> bool:
-        """Whether a node is lost."""
-        return any(node == other for other, _ in self.lost)
+                self.change_rank(rank, phase="stopped" if has_ended else "running")
 
     def end_all_on(self, node: int, phase: RankPhase) -> None:
         """Move the ranks of a node that still run to this phase."""
@@ -222,7 +219,7 @@ class RunStateBuilder:
             if worker.node_rank == node:
                 self.close_lines(rank, node)
                 if worker.phase in ALIVE:
-                    self.workers[rank] = replace(worker, phase=phase)
+                    self.change_rank(rank, phase=phase)
 
     # ---- output
 
@@ -240,23 +237,20 @@ class RunStateBuilder:
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
         """Keep a complete line, unless torch prints it in every run, or it is a detail that only the log keeps."""
-        if _NOISE.search(text) or self._is_detail(node_rank, text):
+        if _NOISE.search(text):
             return
+        if self.terms.debug:  # it made a library write most of these lines
+            if (found := detailed_logs.fact(text)) is not None:
+                kind, value = found
+                self.logged[node_rank, kind] = value
+            if detailed_logs.is_detail(text):
+                return
         host = self.nodes[node_rank].host
         label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
         self.lines.append(
             OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
         )
         self.lines_seen += 1
-
-    def _is_detail(self, node_rank: int, text: str) -> bool:
-        """Whether --debug made a library write this line. What it shows about the node's network is kept."""
-        if not self.terms.debug:
-            return False
-        found = detailed_logs.fact(text)
-        if found is not None:
-            self.logged[node_rank, found.kind] = found.value
-        return detailed_logs.is_detail(text)
 
     def close_lines(
         self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS

@@ -1,6 +1,6 @@
 """Decides what to do about a run in its current state. Pure: the run loop carries out the decisions, in their order.
 
-    RunState, Limits, RunMemory  --after_step, after_interrupt, after_stop_click-->  RunMemory, Decisions
+    RunState, Limits, RunMemory  --after_step, after_interrupt, stopped-->  RunMemory, Decisions
 
 The loop calls `after_step` in every step, and the others when the user wants to end the run. `RunMemory` has earlier
 decisions. If nodes are lost, that decision is folded into the state first, so that later decisions see it.
@@ -13,9 +13,10 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import POLITE_REASONS, StopReason
 from distmagic.state.events import Event, Lost
 from distmagic.state.fold import UNHEARD, fold
@@ -47,7 +48,7 @@ OWN_WORD_S = (
 RESTART_S = 15.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Limits:
     """Time limits of a run: `timeout_s` since its start, and `hang_timeout_s` without progress of any rank.
 
@@ -64,7 +65,7 @@ class Limits:
 # ---- decisions
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Lose:
     """Mark nodes as lost."""
 
@@ -72,7 +73,7 @@ class Lose:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stop:
     """Stop the run on these nodes, which are all that can receive the request."""
 
@@ -81,14 +82,14 @@ class Stop:
     reason: StopReason
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StopLate:
     """Stop nodes that joined too late, while the run ends successfully."""
 
     node_ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AskForStacks:
     """Ask all ranks for their stacks. `quietly`: only those that the request does not interrupt."""
 
@@ -96,12 +97,12 @@ class AskForStacks:
     quietly: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Detach:
     """Ask the lead to detach the job, so that it needs no notebook."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Leave:
     """Stop following the job, which runs on by itself."""
 
@@ -111,7 +112,7 @@ class Leave:
 Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunMemory:
     """Earlier decisions, and the user's wishes.
 
@@ -141,13 +142,13 @@ def after_step(
     """
     losses = _losses(state)
     # The state after these nodes are lost.
-    events = []
-    for loss in losses:
-        for node in loss.node_ranks:
-            events.append(
-                Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
-            )
-    state = fold(state, events) if events else state
+    events = [
+        Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
+        for loss in losses
+        for node in loss.node_ranks
+    ]
+    if events:
+        state = fold(state, events)
     decisions: list[Decision] = [*losses]
     late = tuple(node for node in too_late(state) if node not in memory.stopped_late)
     if late:
@@ -156,7 +157,7 @@ def after_step(
     memory, asked, reason = _question_and_reason(state, limits, memory, new_id)
     decisions += asked
     if reason and memory.give_up_at_s is None:
-        memory, stop = _stopped(state, memory, now_s, reason)
+        memory, stop = stopped(state, memory, now_s, reason)
         decisions += stop
     elif memory.wants_detach and can_detach(state):
         # Repeated in every step, until an event of the lead confirms it.
@@ -184,12 +185,7 @@ def after_interrupt(
     if is_worth_asking(state, memory.inquiry):
         inquiry = begun_inquiry(state, reason, new_id())
         return _inquired(memory, inquiry)
-    return _stopped(state, memory, now_s, reason)
-
-
-def after_stop_click(state: RunState, memory: RunMemory, now_s: float) -> Decided:
-    """Return the decisions after a click on Stop: stop politely, even if detached, or at once if already stopping."""
-    return _stopped(state, memory, now_s, "interrupted")
+    return stopped(state, memory, now_s, reason)
 
 
 def is_left(state: RunState, memory: RunMemory) -> bool:
@@ -238,10 +234,13 @@ def _inquired(memory: RunMemory, inquiry: Inquiry) -> Decided:
     return replace(memory, inquiry=inquiry), (asked,) if is_new else ()
 
 
-def _stopped(
+def stopped(
     state: RunState, memory: RunMemory, now_s: float, reason: StopReason
 ) -> Decided:
-    """Return the decisions that stop the run: with a grace time for its ranks, or at once if it is already stopping."""
+    """Return the decisions that stop the run, even if detached, as after a click on Stop.
+
+    Its ranks have a grace time, unless it is already stopping.
+    """
     grace_s = state.terms.grace_s if reason in POLITE_REASONS else GRACE_S
     if memory.give_up_at_s is not None:
         grace_s = 0.0
@@ -262,15 +261,14 @@ def reason_to_stop(
     began_s = (state.started_at_s or 0.0) + state.paused_s
     if timeout_s is not None and state.at_s - began_s > timeout_s:
         return "timeout"
-    lost = state.lost_nodes
+    lost = state.lost
     silent = [node.node_rank for node in state.nodes if node.gang == "silent"]
-    if detach and not lost.issuperset(silent):
+    if detach and not lost.keys() >= set(silent):
         return "gang"
     needs_no_notebook = bool(state.detached_by) or state.terms.goes_on_alone
     # Whether the other hosts receive heartbeats of all nodes that this notebook has lost.
     if state.is_lost and not (
-        needs_no_notebook
-        and all(state.nodes[node].is_heard for node in state.lost_nodes)
+        needs_no_notebook and all(state.nodes[node].is_heard for node in state.lost)
     ):
         return "lost"
     if _is_port_closed(state):
@@ -342,7 +340,7 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
     """
     if not state.is_elastic or node.node_rank != 0:
         return False
-    lost = state.lost_nodes
+    lost = state.lost
     members = [
         one
         for one in state.nodes[1:]
@@ -355,14 +353,12 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
 
 def missed_by_peers(state: RunState) -> tuple[int, ...]:
     """Return the nodes whose hosts are down: their heartbeats do not reach the others, and no event came since."""
-    found = []
-    for node in state.there:
-        accused_at_s = node.accused_at_s
-        if accused_at_s is None:
-            continue
-        if node.broken or state.at_s - accused_at_s > OWN_WORD_S:
-            found.append(node.node_rank)
-    return tuple(found)
+    return tuple(
+        node.node_rank
+        for node in state.there
+        if node.accused_at_s is not None
+        and (node.broken or state.at_s - node.accused_at_s > OWN_WORD_S)
+    )
 
 
 def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
@@ -373,14 +369,11 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     left.
     """
     there = state.there
-    if state.stopping:
-        found = []
-    elif _goes_on_unseen(state, limits):
+    found: list[NodeState] = []
+    if _goes_on_unseen(state, limits):
         found = [node for node in there if node.was_met or node.is_heard]
-    elif any(node.is_reached for node in there):
+    elif not state.stopping and any(node.is_reached for node in there):
         found = [node for node in there if node.is_heard or state.detached_by]
-    else:
-        found = []
     return frozenset(node.node_rank for node in found)
 
 
@@ -418,7 +411,7 @@ def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
 
 def can_detach(state: RunState) -> bool:
     """Whether every rank has started and the nodes exchange heartbeats, so that the job can run unattended."""
-    lost = state.lost_nodes
+    lost = state.lost
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
     # A node that another notebook has added, from a host unknown to this one, can't be judged.

@@ -6,8 +6,7 @@ The events of hosts are messages (remote/wire/events.py). fold.py makes a state 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
@@ -16,27 +15,31 @@ from distmagic.remote.wire.vocabulary import StopReason
 NEVER_BEGAN = "it never began"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Connected:
+class Launched:
+    """An event of the launcher."""
+
+
+@frozen
+class Connected(Launched):
     """The notebook has connected to a host and received the facts about it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unusable:
-    """A host can't take part in the run, for the reason `why`."""
+@frozen
+class Unusable(Launched):
+    """A host can't take part in the run, for this reason."""
 
-    why: str
+    unusable: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Warned:
+@frozen
+class Warned(Launched):
     """A warning for the user, in one line that names the host."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
+@frozen
+class Planned(Launched):
     """The plan for all nodes: their addresses, and the terms of their job (None: those from the start of the run).
 
     `present` has the positions of the nodes in the list of hosts; None means all hosts. `world_size` is 0 if nodes may
@@ -50,31 +53,31 @@ class Planned:
     chose_port: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """The run waits for devices of a host: `what` names the devices and the job that has them.
+@frozen
+class Waiting(Launched):
+    """The run waits for devices of a host: `waits_for` names the devices and the job that has them.
 
     "": the run has them now.
     """
 
-    what: str
+    waits_for: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sending:
+@frozen
+class Sending(Launched):
     """Progress of the upload to a node: `sent_bytes` of the `total_bytes` that the node lacked."""
 
     sent_bytes: int
     total_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Starting:
+@frozen
+class Starting(Launched):
     """A node has the payload, and the request to start its agent was sent."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Abandoned:
+@frozen
+class Abandoned(Launched):
     """The run ended before it had started on all hosts. `why` is a sentence that names each cause once.
 
     `is_wish`: the user ended it. Otherwise a host or the request was at fault.
@@ -84,8 +87,8 @@ class Abandoned:
     is_wish: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lost:
+@frozen
+class Lost(Launched):
     """A node is lost: its host, its agent or the connection to it is gone for good.
 
     `is_agent_gone`: the host reported that the agent has ended, so the other nodes receive no more heartbeats of it.
@@ -95,8 +98,8 @@ class Lost:
     is_agent_gone: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Broken:
+@frozen
+class Broken(Launched):
     """The connection to a node broke. Its ranks run on, and the launcher connects again.
 
     `again`: the connection broke right after it was restored, before anything of the node was received.
@@ -106,57 +109,38 @@ class Broken:
     again: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mended:
+@frozen
+class Mended(Launched):
     """The launcher is connected to a node again. No event was lost meanwhile."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gone:
+@frozen
+class Gone(Launched):
     """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swept:
+@frozen
+class Swept(Launched):
     """The processes that a lost agent had left on its node were ended, except `survivors`."""
 
     survivors: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopRequested:
+@frozen
+class StopRequested(Launched):
     """The message that stops the job is being sent to all nodes."""
 
     reason: StopReason
 
 
-@dataclass(frozen=True, kw_only=True)
-class StacksWanted:
+@frozen
+class StacksWanted(Launched):
     """The user requested the stacks of all ranks; `request_id` is the ID of the request."""
 
     request_id: str
 
 
-Launched = (
-    Connected
-    | Unusable
-    | Warned
-    | Planned
-    | Waiting
-    | Sending
-    | Starting
-    | Abandoned
-    | Lost
-    | Swept
-    | Broken
-    | Mended
-    | Gone
-    | StopRequested
-    | StacksWanted
-)
-
-
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Event:
     """One event: `what` happened on node `node_rank`.
 

@@ -9,7 +9,7 @@ Events of different nodes come in any order. No event of a host makes `fold` rai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from itertools import zip_longest
 
 from distmagic.failures import failure_kind
 from distmagic.remote.wire import protocol
@@ -55,10 +55,15 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
     builder = RunStateBuilder(state)
     for event in events:
         builder.let_pass(event.at_s)
-        if 0 <= event.node_rank < len(builder.nodes):
-            handler = _HANDLERS.get(type(event.what))
-            if handler is not None:
-                handler(builder, event.node_rank, event.what)
+        node, what = event.node_rank, event.what
+        if not 0 <= node < len(builder.nodes):
+            continue
+        if handler := _HANDLERS.get(type(what)):
+            handler(builder, node, what)
+        elif handler := fold_ranks.OF_A_RANK.get(type(what)):
+            worker = builder.rank_of(node, getattr(what, "rank", -1))
+            if worker is not None:
+                handler(builder, worker, what)
     return builder.freeze()
 
 
@@ -106,7 +111,7 @@ def _engine_ended(
     for exit_ in what.exits:
         worker = builder.rank_of(node, exit_.rank)
         if worker is not None:
-            builder.workers[exit_.rank] = replace(worker, exit=exit_)
+            builder.change_rank(exit_.rank, exit=exit_)
             failed_afterwards |= failure_kind.has_failed_afterwards(worker.ended, exit_)
     # Undo a first failure that torchrun caused: it sent SIGTERM because another rank of the node failed after its
     # return.
@@ -118,7 +123,7 @@ def _engine_ended(
         and first.ended
         and failure_kind.is_by_sigterm(first.ended)
     ):
-        builder.workers[first.rank] = replace(first, phase="stopped")
+        builder.change_rank(first.rank, phase="stopped")
         builder.first_failure = None
         builder.failed_node = node
 
@@ -131,15 +136,14 @@ def _peer_state(builder: RunStateBuilder, _: int, what: protocol.PeerState) -> N
     if builder.base.is_elastic and peer == 0 and what.state in ("silent", "lost"):
         # A member that lost its own network would report the same of a healthy lead.
         return
-    builder.nodes[peer] = replace(builder.nodes[peer], gang=_GANG[what.state])
+    builder.change_node(peer, gang=_GANG[what.state])
     if what.state == "lost":
         _accuse(builder, peer)
     elif what.state == "back" or (what.state == "joined" and builder.base.is_elastic):
         # An elastic job continues, even if this notebook lost the node before the other nodes did.
-        builder.nodes[peer] = replace(builder.nodes[peer], accused_at_s=None)
-        if builder.base.is_over:
-            return  # this notebook no longer follows it
-        builder.find_again(peer)
+        builder.change_node(peer, accused_at_s=None)
+        if not builder.base.is_over:  # else this notebook no longer follows it
+            builder.find_again(peer)
 
 
 def _node_added(builder: RunStateBuilder, _: int, what: protocol.NodeAdded) -> None:
@@ -156,9 +160,7 @@ def _node_stopping(
     """Fold the reason why a node ends its ranks. The first such reason is the run's reason."""
     reason = known_stop_reason(what.reason)
     culprit = what.culprit if 0 <= what.culprit < len(builder.nodes) else None
-    builder.nodes[node] = replace(
-        builder.nodes[node], stopping=reason, culprit=culprit, accused_at_s=None
-    )
+    builder.change_node(node, stopping=reason, culprit=culprit, accused_at_s=None)
     if builder.base.is_elastic and what.reason == "lost" and node != 0:
         return  # only this node ends: it has lost the other nodes, which continue
     if not builder.stopping:
@@ -177,20 +179,17 @@ def _accuse(builder: RunStateBuilder, node: int) -> None:
     if builder.base.is_elastic:
         builder.lose(node, UNHEARD)
     elif not builder.nodes[node].stopping and builder.nodes[node].accused_at_s is None:
-        builder.nodes[node] = replace(builder.nodes[node], accused_at_s=builder.at_s)
+        builder.change_node(node, accused_at_s=builder.at_s)
 
 
 def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> None:
-    old = builder.nodes[node]
-    peaks = []
-    for place, gpu in enumerate(what.gpus):
-        before = old.gpu_peaks[place] if place < len(old.gpu_peaks) else 0
-        peaks.append(max(before, gpu.used_bytes or 0))
-    builder.nodes[node] = replace(
-        old,
+    # A GPU that is no longer visible keeps its peak.
+    old = builder.nodes[node].gpu_peaks
+    used = [gpu.used_bytes or 0 for gpu in what.gpus]
+    builder.change_node(
+        node,
         hardware=what,
-        # A GPU that is no longer visible keeps its peak.
-        gpu_peaks=(*peaks, *old.gpu_peaks[len(peaks) :]),
+        gpu_peaks=tuple(map(max, zip_longest(old, used, fillvalue=0))),
         gpus_idle_s=_idle_s(builder, node, what),
         looked_at_s=builder.at_s,
     )
@@ -226,8 +225,6 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     protocol.EngineEnded: _engine_ended,
     protocol.Endpoint: _endpoint,
     protocol.Notice: _notice,
-    protocol.Stacks: RunStateBuilder.take_stacks,
-    protocol.Picture: RunStateBuilder.take_picture,
     protocol.StacksDone: RunStateBuilder.take_dumped,
     protocol.Skipped: _skipped,
     protocol.Final: _final,

@@ -25,7 +25,10 @@ from distmagic.state.events import (
 )
 from distmagic.state.phases import NodePhase
 
+# The first phase changes nothing.
 _PHASES: dict[type, NodePhase] = {
+    Unusable: "connecting",
+    Waiting: "connecting",
     Connected: "connected",
     Sending: "sending",
     Gone: "gone",
@@ -39,10 +42,6 @@ def _advanced(builder: RunStateBuilder, node: int, what: object) -> None:
 
 
 # ---- until a node starts
-
-
-def _unusable(builder: RunStateBuilder, node: int, what: Unusable) -> None:
-    builder.nodes[node] = replace(builder.nodes[node], unusable=what.why)
 
 
 def _warned(builder: RunStateBuilder, _: int, what: Warned) -> None:
@@ -59,13 +58,9 @@ def _planned(builder: RunStateBuilder, _: int, what: Planned) -> None:
     if what.terms is not None:
         builder.terms = what.terms
     for node, address in enumerate(what.addresses[: len(builder.nodes)]):
-        builder.nodes[node] = replace(builder.nodes[node], address=address)
+        builder.change_node(node, address=address)
     builder.world_size = what.world_size
     builder.chose_port = what.chose_port
-
-
-def _waiting(builder: RunStateBuilder, node: int, what: Waiting) -> None:
-    builder.nodes[node] = replace(builder.nodes[node], waits_for=what.what)
 
 
 def _starting(builder: RunStateBuilder, node: int, _: Starting) -> None:
@@ -86,12 +81,12 @@ def _broken(builder: RunStateBuilder, node: int, what: Broken) -> None:
     old = builder.nodes[node]
     is_still_away = bool(old.broken) or (what.again and old.broken_at_s > 0.0)
     since_s = old.broken_at_s if is_still_away else builder.at_s
-    builder.nodes[node] = replace(old, broken=what.why, broken_at_s=since_s)
+    builder.change_node(node, broken=what.why, broken_at_s=since_s)
 
 
 def _mended(builder: RunStateBuilder, node: int, _: Mended) -> None:
     builder.note_reached()
-    builder.nodes[node] = replace(builder.nodes[node], broken="")
+    builder.change_node(node, broken="")
     # A rank may have advanced: the events of the time without a connection are still to come.
     builder.note_advance()
 
@@ -101,7 +96,7 @@ def _lost(builder: RunStateBuilder, node: int, what: Lost) -> None:
     why = what.why.removeprefix(f"{builder.nodes[node].host}: ")
     builder.lose(node, why)
     if what.is_agent_gone:
-        builder.nodes[node] = replace(builder.nodes[node], is_agent_gone=True)
+        builder.change_node(node, is_agent_gone=True)
 
 
 def _stopping(builder: RunStateBuilder, _: int, what: StopRequested) -> None:
@@ -114,10 +109,8 @@ def _stacks_wanted(builder: RunStateBuilder, _: int, what: StacksWanted) -> None
 
 HANDLERS: dict[type, Callable[..., None]] = {
     **dict.fromkeys(_PHASES, _advanced),
-    Unusable: _unusable,
     Warned: _warned,
     Planned: _planned,
-    Waiting: _waiting,
     Starting: _starting,
     Abandoned: _abandoned,
     Broken: _broken,

@@ -71,9 +71,10 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         builder.first_failure = None
 
 
-def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> None:
-    worker = builder.rank_of(node, what.rank)
-    if worker is None or worker.restart != what.restart:
+def _progress(
+    builder: RunStateBuilder, worker: WorkerState, what: protocol.Progress
+) -> None:
+    if worker.restart != what.restart:
         return
     step = worker.step if what.step is None else what.step
     bars = _merge_bars(worker.bars, what.bars) if what.bars else worker.bars
@@ -88,7 +89,7 @@ def _progress(builder: RunStateBuilder, node: int, what: protocol.Progress) -> N
     builder.workers[what.rank] = WorkerState(
         rank=worker.rank,
         local_rank=worker.local_rank,
-        node_rank=node,
+        node_rank=worker.node_rank,
         host=worker.host,
         phase=worker.phase,
         round=worker.round,
@@ -198,36 +199,28 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
         builder.note_advance()  # output is its only sign of progress
 
 
-def _paused(builder: RunStateBuilder, node: int, what: protocol.Paused) -> None:
-    if builder.rank_of(node, what.rank):
-        builder.paused[what.rank] = what
+def _paused(builder: RunStateBuilder, _: WorkerState, what: protocol.Paused) -> None:
+    builder.paused[what.rank] = what
 
 
-def _resumed(builder: RunStateBuilder, node: int, what: protocol.Resumed) -> None:
-    if builder.rank_of(node, what.rank):
-        builder.resume(what.rank)
+def _resumed(builder: RunStateBuilder, _: WorkerState, what: protocol.Resumed) -> None:
+    builder.resume(what.rank)
 
 
-def _cell_began(builder: RunStateBuilder, node: int, what: protocol.CellBegan) -> None:
-    worker = builder.rank_of(node, what.rank)
-    if worker is not None:
-        builder.note_advance()
-        builder.workers[what.rank] = replace(
-            worker, is_idle=False, advanced_at_s=builder.at_s
-        )
+def _of_cell(
+    builder: RunStateBuilder,
+    _: WorkerState,
+    what: protocol.CellBegan | protocol.CellEnded,
+) -> None:
+    builder.note_advance()
+    is_idle = isinstance(what, protocol.CellEnded)
+    builder.change_rank(what.rank, is_idle=is_idle, advanced_at_s=builder.at_s)
 
 
-def _cell_ended(builder: RunStateBuilder, node: int, what: protocol.CellEnded) -> None:
-    worker = builder.rank_of(node, what.rank)
-    if worker is not None:
-        builder.note_advance()
-        builder.workers[what.rank] = replace(worker, is_idle=True)
-
-
-def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
-    worker = builder.rank_of(node, what.rank)
-    if worker is None or worker.restart != what.restart:
+def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) -> None:
+    if worker.restart != what.restart:
         return
+    node = worker.node_rank
     builder.close_lines(what.rank, node)
     builder.note_advance()
     # Whether this end explains the first failure: the rank that failed first had only lost a peer, so this rank
@@ -250,25 +243,18 @@ def _ended(builder: RunStateBuilder, node: int, what: protocol.Ended) -> None:
     if moved:
         builder.first_failure = what.rank
     phase: RankPhase = "failed" if moved else _end_phase(builder, node, what)
-    if builder.first_failure not in (None, what.rank) or phase != "failed":
-        what = _shortened(what)
-    builder.workers[what.rank] = replace(worker, phase=phase, ended=what)
+    is_first = phase == "failed" and builder.first_failure in (None, what.rank)
+    if what.failure is not None and not is_first:
+        short = replace(
+            what.failure,
+            message=what.failure.message[:_LATER_CHARS],
+            traceback=what.failure.traceback[-_LATER_TRACEBACK_CHARS:],
+        )
+        what = replace(what, failure=short)
+    builder.change_rank(what.rank, phase=phase, ended=what)
     if phase == "failed" and builder.first_failure is None:
         builder.first_failure = what.rank
         builder.first_failure_at_s = builder.at_s
-
-
-def _shortened(what: protocol.Ended) -> protocol.Ended:
-    """Return the end of a rank that is not the first to fail, with short texts."""
-    failure = what.failure
-    if failure is None:
-        return what
-    failure = replace(
-        failure,
-        message=failure.message[:_LATER_CHARS],
-        traceback=failure.traceback[-_LATER_TRACEBACK_CHARS:],
-    )
-    return replace(what, failure=failure)
 
 
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
@@ -290,13 +276,18 @@ def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> Ran
     return "failed"
 
 
-HANDLERS: dict[type, Callable[..., None]] = {
-    protocol.Worker: _worker,
+# The handlers of events that only count if the node has their rank: they get the rank's state.
+OF_A_RANK: dict[type, Callable[..., None]] = {
+    protocol.Stacks: RunStateBuilder.take_stacks,
+    protocol.Picture: RunStateBuilder.take_picture,
     protocol.Progress: _progress,
-    protocol.Output: _output,
     protocol.Paused: _paused,
     protocol.Resumed: _resumed,
-    protocol.CellBegan: _cell_began,
-    protocol.CellEnded: _cell_ended,
+    protocol.CellBegan: _of_cell,
+    protocol.CellEnded: _of_cell,
     protocol.Ended: _ended,
+}
+HANDLERS: dict[type, Callable[..., None]] = {
+    protocol.Worker: _worker,
+    protocol.Output: _output,
 }

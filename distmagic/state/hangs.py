@@ -6,10 +6,11 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from distmagic.failures.calls import Parting, Side, parting
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.protocol import Bar, Frame, Stacks, Thread
 from distmagic.state.model import RunState, StackDump, WorkerState
@@ -41,7 +42,7 @@ _C10D_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StackGroup:
     """Ranks at the same place. `labels` are their names, `doing` and `place` describe what they do and where.
 
@@ -57,7 +58,7 @@ class StackGroup:
     threads: tuple[Thread, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Explanation:
     """Where all ranks are, the unusual groups first. `unanswered` are the hosts that did not answer.
 
@@ -199,7 +200,7 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     A rank advances when it starts, reports, moves a bar or ends. Printing counts only for a rank that has never
     reported, except torch's warnings that it still waits for other ranks.
     """
-    lost = state.lost_nodes
+    lost = state.lost
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)
     if state.paused or is_blind:
         return False
@@ -224,9 +225,8 @@ def is_of_a_wait(text: str) -> bool:
 
 def have_moved(old: tuple[Bar, ...], new: tuple[Bar, ...]) -> bool:
     """Whether a bar has moved. An event alone does not prove it: tqdm's monitor thread also redraws stalled bars."""
-    before = [(bar.id, bar.n, bar.closed) for bar in old]
-    after = [(bar.id, bar.n, bar.closed) for bar in new]
-    return before != after
+    place = attrgetter("id", "n", "closed")
+    return list(map(place, old)) != list(map(place, new))
 
 
 def dump_of(state: RunState, request_id: str) -> StackDump | None:
@@ -291,12 +291,11 @@ def explain_dump(state: RunState, dump: StackDump) -> Explanation:
 
 
 def explain(
-    answers: Iterable[tuple[str, Stacks]],
+    answers: Sequence[tuple[str, Stacks]],
     unanswered: Sequence[str] = (),
     left: Sequence[Stacks] = (),
 ) -> Explanation:
     """Group the answers of ranks, each with its host's name. `left` has the calls of ranks that ended successfully."""
-    answers = list(answers)
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import StopReason
@@ -22,7 +23,7 @@ from distmagic.state.series import Series as Series  # noqa: PLC0414
 ANY_TERMS = JobTerms(lease_s=60.0)  # the terms of a run that is not planned yet
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NodeState:
     """One host in this run. The package's docstring has the phases, and the events that cause them.
 
@@ -87,7 +88,7 @@ class NodeState:
         return bool(self.hostname or self.broken)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WorkerState:
     """One rank, as the latest events of its node describe it.
 
@@ -160,7 +161,7 @@ class WorkerState:
         return None, None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OutputLine:
     """One line of output. `rank` -1 is torchrun itself; `label` is the label shown with it: `rank 3 gpu-b`."""
 
@@ -170,7 +171,7 @@ class OutputLine:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ShownPicture:
     """A picture that a rank showed at `step`: `png` is the base64 of a PNG that a page can draw."""
 
@@ -180,7 +181,7 @@ class ShownPicture:
     png: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StackDump:
     """The answers to one request for stacks, by rank. The first answer came at `at_s`.
 
@@ -193,7 +194,7 @@ class StackDump:
     nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunState:
     """All data about a run. The package's docstring lists the fields that only occur together.
 
@@ -209,7 +210,7 @@ class RunState:
     culprit             the node that made the other nodes stop, if they decided it among themselves
     abandoned           why the run ended before it had started on all hosts, "" for any other run
     started_at_s        when the first node's agent was started, None before
-    lost                (node_rank, reason) of each lost node
+    lost                the reason of each lost node, by node_rank
     unreached           nodes that can't connect to the rendezvous endpoint, with endpoint and reason
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
     terms               the settings of the job; the requested settings until the plan is made
@@ -251,7 +252,7 @@ class RunState:
     stopping: StopReason | Literal[""] = ""
     abandoned: str = ""
     started_at_s: float | None = None
-    lost: tuple[tuple[int, str], ...] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
     unreached: Mapping[int, str] = field(default_factory=dict)
     endpoint_open_at_s: float | None = None
     at_s: float = 0.0
@@ -287,14 +288,9 @@ class RunState:
         }
 
     @property
-    def lost_nodes(self) -> frozenset[int]:
-        """The nodes that are lost."""
-        return frozenset(node for node, _ in self.lost)
-
-    @property
     def there(self) -> tuple[NodeState, ...]:
         """The nodes that are neither gone nor lost."""
-        lost = self.lost_nodes
+        lost = self.lost
         return tuple(
             node
             for node in self.nodes
@@ -315,16 +311,16 @@ class RunState:
         """
         if not self.is_elastic:
             return self.nodes
-        lost = self.lost_nodes
+        lost = self.lost
         had_ranks = self.at_work
-        there = [self.nodes[0]]
-        for node in self.nodes[1:]:
+        lead, *members = self.nodes
+        there = [lead]
+        at_work = [lead]
+        for node in members:
             if node.node_rank not in lost and node.stopping != "lost":
                 there.append(node)
-        at_work = [self.nodes[0]]
-        for node in there[1:]:
-            if node.code in (None, 0) or node.node_rank in had_ranks:
-                at_work.append(node)
+                if node.code in (None, 0) or node.node_rank in had_ranks:
+                    at_work.append(node)
         return tuple(at_work if len(at_work) >= self.terms.min_nodes else there)
 
     @property
@@ -335,7 +331,7 @@ class RunState:
     @property
     def is_lost(self) -> bool:
         """Whether so many nodes are lost that the job can't continue."""
-        lost = self.lost_nodes
+        lost = self.lost
         if not lost:
             return False
         # Nodes that only this notebook can't reach run on.

@@ -6,10 +6,9 @@ module or derived from it. So a new word needs a meaning in one place only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from distmagic.remote.wire.vocabulary import StopReason
+from distmagic.remote.frozen import frozen
 
 # A node goes through these in this order, and may skip some. ended: torchrun has ended. clear: no process is left.
 # gone: the agent has ended too, and all its events have arrived.
@@ -47,7 +46,7 @@ RunPhase = Literal[
 GangState = Literal["", "joined", "silent", "lost"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StopMeaning:
     """What follows from one reason of a stop.
 
@@ -61,7 +60,7 @@ class StopMeaning:
     in_row: str = "stopped"
 
 
-STOP_MEANINGS: dict[StopReason, StopMeaning] = {
+STOP_MEANINGS: dict[str, StopMeaning] = {
     "failed": StopMeaning(is_explained=True),
     "lost": StopMeaning(is_explained=True),
     "lease": StopMeaning(in_row="stopped: this notebook did not renew its lease"),
@@ -82,12 +81,8 @@ STOP_MEANINGS: dict[StopReason, StopMeaning] = {
 }
 
 
-def is_explained(reason: str) -> bool:
-    """Whether the rest of the state explains why a node, or the run, ended with this reason."""
-    meaning = meaning_of(reason)
-    return reason in ("", "done") or (meaning is not None and meaning.is_explained)
-
-
-def meaning_of(reason: str) -> StopMeaning | None:
-    """Return the meaning of a reason; None for an agent's own text (an error), for "done" and for ""."""
-    return STOP_MEANINGS.get(cast(StopReason, reason))
+def meaning_of(reason: str) -> StopMeaning:
+    """Return the meaning of a reason; an agent that crashes gives its own text."""
+    if reason in ("", "done"):
+        return StopMeaning(is_explained=True, in_row="")
+    return STOP_MEANINGS.get(reason, StopMeaning(in_row=reason))

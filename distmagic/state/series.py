@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
+from distmagic.remote.frozen import frozen
+
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
 # a full series keeps at most half of each such group of points: its min, its max, a NaN and an infinite one
 _THINNED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Point:
     """One value of a metric, with seconds since the start of the rank, and the step if the rank gave one."""
 

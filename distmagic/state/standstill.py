@@ -14,9 +14,10 @@ decide.py sends the request when an inquiry starts, and stops the run for its re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import (
     Explanation,
@@ -154,7 +155,7 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
 # ---- where the ranks are, before a stop
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Inquiry:
     """A request to all ranks for their stacks, before a stop for `reason`; "" if none was sent.
 

@@ -22,7 +22,7 @@ from distmagic.remote.system import exit_codes, memory
 from distmagic.state.events import NEVER_BEGAN
 from distmagic.state.hangs import explain_failed_call, explain_last, stacks_text
 from distmagic.state.model import NodeState, RunState, WorkerState
-from distmagic.state.phases import is_explained, meaning_of
+from distmagic.state.phases import meaning_of
 
 _TAKEN = ("EADDRINUSE", "address already in use", "Address already in use")
 _LAST_LINES = 12
@@ -113,9 +113,8 @@ def _stopped(state: RunState) -> RunError | None:
         return TimedOut(f"{what} {where}", _joined(hint, _lost_hint(state)), stacks)
     if state.stopping == "gang":
         lead = state.nodes[0].host
-        silent = ", ".join(
-            node.host for node in state.nodes[1:] if node.gang == "silent"
-        )
+        members = state.nodes[1:]
+        silent = ", ".join(node.host for node in members if node.gang == "silent")
         silent = silent or "the other hosts"
         return RendezvousFailed(
             f"The job can't be detached: {silent} and {lead} don't hear each other by UDP, so that neither would notice "
@@ -150,7 +149,7 @@ def _interrupted(state: RunState) -> Cancelled:
     where_they_were, _, _ = _stood_still(state)
     hint = _joined(where_they_were, _lost_hint(state))
     what = "every rank on every host was stopped"
-    if any(why != NEVER_BEGAN for _, why in state.lost):
+    if any(why != NEVER_BEGAN for why in state.lost.values()):
         what = "every rank that could be reached was stopped"
     if any(node.survivors for node in state.nodes):
         what = "some of its processes did not end"
@@ -176,8 +175,9 @@ def _stood_still(state: RunState) -> tuple[str, str, str]:
 
 
 def _broken(state: RunState) -> RunError | None:
-    if state.stopping == "failed" and state.culprit in state.lost_nodes:
-        return _failed_unseen(state, state.nodes[state.culprit])
+    culprit = state.culprit
+    if state.stopping == "failed" and culprit is not None and culprit in state.lost:
+        return _failed_unseen(state, state.nodes[culprit])
     if state.failed_node is not None:
         failed = state.nodes[state.failed_node]
         has_any_begun = bool(state.at_work)  # before that, no node is too late
@@ -186,12 +186,10 @@ def _broken(state: RunState) -> RunError | None:
     broken = [
         node
         for node in state.essential
-        if node.code not in (0, None) or not is_explained(node.reason)
+        if node.code not in (0, None) or not meaning_of(node.reason).is_explained
     ]
-    for node in broken:
-        if node.node_rank == state.culprit:
-            return _engine_failed(state, node)
     if broken:
+        broken.sort(key=lambda node: node.node_rank != state.culprit)
         return _engine_failed(state, broken[0])
     if state.phase == "done":
         return None
@@ -214,7 +212,7 @@ def _failed_unseen(state: RunState, node: NodeState) -> RunError:
         is_there = worker.node_rank == node.node_rank
         if is_there and worker.ended is not None and worker.ended.failure is not None:
             return _worker_failed(state, worker)
-    why = dict(state.lost)[node.node_rank].rstrip(".")
+    why = state.lost[node.node_rank].rstrip(".")
     return RunError(
         f"{node.host} failed, and the other hosts were stopped. The cause is unknown: the notebook had lost {node.host} before ({why}).",
         f"When {node.host} answers again, this command may show the cause: %distributed attach {state.job}",
@@ -225,7 +223,7 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     ended = worker.ended
     assert ended is not None
     where = f"Its whole output: {state.variable}.logs({worker.rank}), on {worker.host} under ~/.distmagic/jobs/{state.job}."
-    for node_rank, why in state.lost:
+    for node_rank, why in state.lost.items():
         where = f"{state.nodes[node_rank].host} was lost too, which may be the cause: {why}\n{where}"
     parted = explain_failed_call(state)
     text = _exception(worker)
@@ -234,20 +232,15 @@ def _worker_failed(state: RunState, worker: WorkerState) -> WorkerFailed:
     said = text or "\n".join(_stderr(state, worker.rank)[-_LAST_LINES:])
     cure = failure_kind.cure_in_words(said, worker.host, stays=bool(state.cell))
     where = _joined(parted, _connection(state, worker), asserted, cure, where)
-    if ended.failure is not None:
-        what = f"{worker.label} raised {ended.failure.type}"
-        lines = ended.failure.message.strip().splitlines() or [""]
-        if lines[0]:
-            what += f": {lines[0]}"
-        if len(lines) > 1 and ended.failure.traceback:
-            what += " ..."  # the traceback above it ends with the whole message
-        elif len(lines) > 1:
-            what = (
-                f"{worker.label} raised {ended.failure.type}: {ended.failure.message}"
-            )
+    failure = ended.failure
+    if failure is not None:
+        said, *more = failure.message.strip().splitlines() or [""]
+        if more:  # the traceback above it ends with the whole message
+            said = f"{said} ..." if failure.traceback else failure.message
+        what = f"{worker.label} raised {failure.type}: {said}".removesuffix(": ")
         if ended.meaning:
             where = f"One of its child processes was killed: {ended.meaning}.\n{where}"
-        return WorkerFailed(what, where, ended.failure.traceback)
+        return WorkerFailed(what, where, failure.traceback)
     how = _how(ended.code, ended.meaning)
     has_cause = memory.REACHED in ended.meaning or memory.HOST_WIDE in ended.meaning
     if exit_codes.is_kill(ended.code) and not has_cause:
@@ -325,14 +318,16 @@ def _unreached(state: RunState) -> RendezvousFailed:
 
 
 def _node_lost(state: RunState) -> NodeLost:
-    parts = [f"{state.nodes[node].host}: {why}" for node, why in sorted(state.lost)]
+    parts = [
+        f"{state.nodes[node].host}: {why}" for node, why in sorted(state.lost.items())
+    ]
     what = f"A host was lost, and the others were stopped. {'; '.join(parts)}"
     return NodeLost(what, _lost_hint(state))
 
 
 def _lost_hint(state: RunState) -> str:
     left = []
-    for node_rank, why in state.lost:
+    for node_rank, why in state.lost.items():
         node = state.nodes[node_rank]
         if why != NEVER_BEGAN and node.phase not in ("clear", "gone"):
             left.append(node)
@@ -350,8 +345,7 @@ def _lost_hint(state: RunState) -> str:
 def _was_ended_by_its_agent(node: NodeState) -> bool:
     """Whether the agent ended its ranks for its own reason: the lease expired, or another notebook stopped it."""
     meaning = meaning_of(node.reason)
-    is_wish = meaning is not None and meaning.is_wish
-    return not is_wish and not is_explained(node.reason)
+    return not (meaning.is_wish or meaning.is_explained)
 
 
 def _ended_by_its_agent(node: NodeState) -> RunError:
@@ -399,9 +393,7 @@ def _engine_failed(state: RunState, node: NodeState) -> RunError:
             return _worker_failed(state, worker)
     hint = ""
     if state.lost and state.is_elastic:
-        lost = ", ".join(
-            dict.fromkeys(state.nodes[lost].host for lost, _ in state.lost)
-        )
+        lost = ", ".join(dict.fromkeys(state.nodes[lost].host for lost in state.lost))
         hint = f"Before that {lost} was lost; each loss of a host uses up one of --max-restarts {state.terms.max_restarts}.\n"
     if lines:
         hint += f"Its last lines:\n{_indented(lines)}\nAll of it: {state.variable}.logs(-1)."

@@ -28,7 +28,6 @@ from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.flags import Request
 from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
-from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
 from distmagic.session.session import Session
@@ -147,7 +146,7 @@ class CellRunner:
         """Run an internal cell, and show it on no screen or on this one."""
         source = form_for(self._control.pythons)
         packed = dumped(cell, Seen(), None, source, in_one=True)
-        ended = self._run_parcel(packed, ranks, screen or NoScreen(), noted)
+        ended = self._run_parcel(packed, ranks, screen or Screen(), noted)
         return self._left(ended)
 
     def _run_parcel(  # all that a cell is made of

@@ -16,10 +16,9 @@ from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.planning.jobs import Job
 from distmagic.remote.values.call import Stay
 from distmagic.remote.values.pickling import Seen
-from distmagic.render.screen import UserRequest
+from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request
-from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.place import Place
 from distmagic.session.session import Session
@@ -98,7 +97,7 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
     )
 
 
-class SessionScreen(NoScreen):
+class SessionScreen(Screen):
     """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long.
 
     Hosts stop one that `is_kept`, for its time without a cell alone. `on_notice` is called some time before that.

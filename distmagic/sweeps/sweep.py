@@ -10,27 +10,27 @@ from __future__ import annotations
 import contextvars
 import itertools
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import RunSummary, summary
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
-from distmagic.outcome.shown import cell_number
+from distmagic.outcome.shown import cell_number, kernel
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
+from distmagic.render.screen import Screen
 from distmagic.render.text_width import one_line
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.hosts import Host
 from distmagic.request.spec import JobSpec
-from distmagic.screens.log import NoScreen
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import place_of
 from distmagic.session.session import Session
@@ -39,7 +39,7 @@ _SHOW_S = 1.0
 _CHARACTERS_PER_S = 100_000  # which suits a slow line
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Slot:
     """A place for one run at a time: a host with the number of ranks of a run, and its devices, () without GPUs."""
 
@@ -240,7 +240,7 @@ class Sweep:
 
     def show(self) -> None:
         """In a notebook, show the table in the output of this cell, and update it during the runs."""
-        if _is_notebook():
+        if kernel() is not None:
             self._shown_in = cell_number()
             self._display_ids.append(f"distmagic-{secrets.token_hex(8)}")
             self._display(self._display_ids[-1], update=False)
@@ -267,15 +267,10 @@ class Sweep:
 
     def _ipython_display_(self) -> None:
         """Show the table, unless this cell already shows it."""
-        if not _is_notebook():
+        if kernel() is None:
             raise NotImplementedError  # IPython then uses the text
         if self._shown_in is None or self._shown_in != cell_number():
             self.show()
-
-
-def _is_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 
 
 def begin_sweep(
@@ -313,7 +308,7 @@ def begin_sweep(
         )
         with closing(NotebookAsker(can_ask=False)) as nobody:
             place = place_of(session, (slot.host,), access, nobody, of_run)
-            return place.begin(payloads[name], NoScreen())
+            return place.begin(payloads[name], Screen())
 
     titles = {name: payload.title for name, payload in payloads.items()}
     sweep = Sweep(titles, free, start)

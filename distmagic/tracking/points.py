@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from distmagic.remote.frozen import frozen
 from distmagic.state.model import RunState
 from distmagic.state.series import Series
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TrackedPoint:
     """One value of a metric of a rank."""
 

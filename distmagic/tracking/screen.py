@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from distmagic.render.screen import Screen, UserRequest
+from distmagic.render.screen import OuterScreen, Screen
 from distmagic.state.model import RunState
 from distmagic.tracking.points import Unsent
 from distmagic.tracking.writers import Writer, writer_for
 
 
-class TrackedScreen:
+class TrackedScreen(OuterScreen):
     """Shows a run on another screen, and writes its points to the tracker named by `--track`."""
 
     def __init__(self, inner: Screen, tracker: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracker = tracker
         self._unsent = Unsent()
         self._writer: Writer | None = None
         self._has_failed = False
-
-    def announce(self, text: str) -> None:
-        """Show nothing: there is no run yet."""
 
     def show(self, state: RunState) -> None:
         """Show a state, and write its new points."""
@@ -32,14 +29,6 @@ class TrackedScreen:
         """Show the last state, and write the remaining points."""
         self._inner.finish(state)
         self._write(state, is_last=True)
-
-    def requests(self) -> tuple[UserRequest, ...]:
-        """Return the user's requests on the other screen."""
-        return self._inner.requests()
-
-    def can_type(self) -> bool:
-        """Whether the user can type on the other screen."""
-        return self._inner.can_type()
 
     def _write(self, state: RunState, *, is_last: bool) -> None:
         if self._has_failed:

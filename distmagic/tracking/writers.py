@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from distmagic.comparison.arguments import arguments_of
 from distmagic.state.model import RunState
@@ -16,16 +16,6 @@ from distmagic.tracking.points import TrackedPoint
 FOLDER = "runs"  # TensorBoard's default in torch
 _FLUSH_S = 5  # delay until TensorBoard can read written points
 _MOST_AT_ONCE = 1000  # limit of metrics in one request to MLflow
-
-
-class Writer(Protocol):
-    """The destination of one run's points. All methods raise the errors of the tracker's package."""
-
-    def write(self, points: Iterable[TrackedPoint]) -> None:
-        """Write points."""
-
-    def close(self, *, has_failed: bool) -> None:
-        """Write the rest, and whether the run has failed. No call may follow."""
 
 
 class TensorBoard:
@@ -111,6 +101,10 @@ class MLflow:
         """End the run."""
         status = "FAILED" if has_failed else "FINISHED"
         self._client.set_terminated(self._run_id, status)
+
+
+# The destination of one run's points. All methods raise the errors of the tracker's package.
+Writer = TensorBoard | Wandb | MLflow
 
 
 def _key(point: TrackedPoint) -> str:

@@ -99,7 +99,7 @@ class PlainPage:
     def open(self, theme: str) -> None:
         """Load a page anew that shows nothing yet."""
         self._view: FedView | None = None
-        self._board = Board(self._make_view)
+        self._board = Board(make_view=self._make_view)
         script = widget.script().replace("export default", "const view =")
         self._load(
             f'<div id="cell"></div><script>{{ {script}\n{_MODEL} }}</script>', theme

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from distmagic import render
-from distmagic.comparison import as_html
+from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import summary
 from distmagic.state.model import RunState, ShownPicture
 from tests import REPOSITORY, scenes
@@ -53,7 +53,7 @@ def the_sweep_goes_on() -> str:
     """Return what a cell shows whose loop is at its fourth run."""
     over = [summary(state) for state in a_sweep()[:3]]
     now = on_terms(scenes.running(), call="train(steps=500, lr=0.01)")
-    return as_html.html(over) + render.html(now)
+    return Comparison(over)._repr_html_() + render.html(now)
 
 
 def much_output() -> RunState:
@@ -76,7 +76,9 @@ SAVED: dict[str, Callable[[], str]] = {
     "saved-done": lambda: render.html(scenes.done()),
     "saved-failed": lambda: render.html(scenes.failed()),
     "saved-picture": lambda: render.html(scenes.over(with_a_picture())),
-    "saved-comparison": lambda: as_html.html([summary(one) for one in a_sweep()]),
+    "saved-comparison": lambda: Comparison(
+        [summary(one) for one in a_sweep()]
+    )._repr_html_(),
     "saved-loop": the_sweep_goes_on,
 }
 

@@ -35,7 +35,6 @@ def hold(state: RunState) -> None:
         assert state.workers[state.first_failure].phase == "failed"
     assert len(state.lines) <= KEPT_LINES
     assert len(state.notices) <= KEPT_NOTICES
-    assert len({node for node, _ in state.lost}) == len(state.lost)
     assert all("\n" not in text for text in (*texts(state), *state.open_lines.values()))
     assert state.phase in (
         "connecting",
@@ -74,6 +73,6 @@ def what_matters(state: RunState) -> dict[str, object]:
     return {
         "nodes": state.nodes, "workers": workers, "world": state.world_size, "series": dict(state.series),
         "lines": lines, "open": dict(state.open_lines), "seen": state.lines_seen, "notices": set(state.notices),
-        "lost": state.lost, "unreached": dict(state.unreached), "failed": state.failed_node, "phase": state.phase,
+        "lost": dict(state.lost), "unreached": dict(state.unreached), "failed": state.failed_node, "phase": state.phase,
         "over": state.is_over,
     }  # fmt: skip

@@ -99,7 +99,7 @@ def told_of(attempt: Callable[[], object]) -> Told:
 
 def seen(state: RunState) -> dict[str, Any]:
     """Return the fields of `Told` that the last state of a run gives."""
-    lost = {node for node, _ in state.lost}
+    lost = set(state.lost)
     ranks = [
         Shown(
             rank=rank, host=worker.host, is_whole=worker.node_rank not in lost,

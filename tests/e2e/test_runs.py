@@ -275,10 +275,10 @@ def test_rows_of_all_ranks(warm_lab):
         assert row.fraction == pytest.approx(50 / 60)
     curve = curve_of(state, "loss")
     assert (set(curve.lines), curve.by_step) == ({0, 1}, True)
-    assert curve.lasts == {0: pytest.approx(0.02), 1: pytest.approx(0.02)}
     for line in curve.lines.values():
-        assert line[0].x < 10
-        assert line[-1].x == 50
+        assert line.last == pytest.approx(0.02)
+        assert line.bins[0].x < 10
+        assert line.bins[-1].x == 50
 
     assert dict(run.results) == {0: 45, 1: 45}
     assert [row["step"] for row in run.metrics if row["rank"] == 1][-1] == 50

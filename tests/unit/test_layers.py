@@ -77,7 +77,7 @@ PACKAGES = (
 # Who may import a library that isn't Python's own. "lazily": only inside functions.
 FOREIGN = {
     "IPython": "distmagic notebook.magic notebook.local_run notebook.run_names notebook.settings connection.prompts "
-    "outcome.shown sweeps.sweep screens.notebook screens.page_requests screens.reloaded_pages",
+    "outcome.shown sweeps.sweep screens.notebook",
     "anywidget": "screens.widget",
     "asyncssh": "playground.server",
     "cloudpickle": "remote.values.pickling",
@@ -144,7 +144,7 @@ _world | torch/distributed/distributed_c10d.py | remote.rank.calls remote.traini
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
 """
 # What Python documents in spite of its underscore, and attributes of other libraries' objects that are ours.
-NOT_PRIVATE = re.compile("_exit|_fields|_field_defaults|_replace|_fn|_s")
+NOT_PRIVATE = re.compile("_exit|_esm|_fields|_field_defaults|_replace|_fn|_s")
 # `%load_ext distmagic` imports none of them.
 SLOW = {"torch", "paramiko", "asyncssh", "anywidget", "cloudpickle"}
 

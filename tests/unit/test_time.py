@@ -119,7 +119,7 @@ STEADY = {
     "remote/training/steps.py": f"{_WAIT}; since when a rank has made no step",
     "remote/checkup/collective.py": _TOOK,
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
-    "notebook/doctor_command.py": _TOOK,
+    "notebook/host_commands.py": _TOOK,
     "session/doctor.py": _TOOK,
     "staying/cell_runner.py": _PACE,
     "staying/starting.py": "how long no cell ran: in a sleep of this machine the lease ends the ranks",

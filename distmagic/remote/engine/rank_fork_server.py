@@ -229,7 +229,7 @@ def _needs_exec(env: dict[str, str]) -> bool:
 def _top_level_names(folder: str) -> set[str]:
     """Return the names of modules and packages that can be imported from a folder; none if it is unreadable."""
     names = set()
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((".py", ".so")):
                 names.add(entry.name.partition(".")[0])

@@ -467,7 +467,7 @@ def test_a_failure_is_told_and_its_traceback_can_be_unfolded():
 
 
 def test_a_lost_host_is_named_at_once_and_in_the_end():
-    lost = replace(running(), lost=((1, "its agent exited without an error message"),))
+    lost = replace(running(), lost={1: "its agent exited without an error message"})
     assert "gpu-b: its agent exited" in render.text(lost)
     assert "A host was lost" in render.text(over(lost))
 
@@ -729,13 +729,11 @@ def test_everything_at_its_worst_is_still_bounded():
 
 
 def test_only_the_last_lines_are_kept_and_the_rest_is_pointed_to():
-    page = Page(
-        render.html(replace(running(), lines=lines(400), lines_seen=400), lines=20)
-    )
-    assert "last 20 of 400 lines" in page.text
+    page = Page(render.html(replace(running(), lines=lines(400), lines_seen=400)))
+    assert "last 100 of 400 lines" in page.text
     where = "run.logs(rank), %distributed logs 0612-101500-5f3a RANK"
     assert where in page.text, "in a notebook without a kernel, too"
-    assert page.classes.count("dm-line") == 20
+    assert page.classes.count("dm-line") == 100
 
 
 def test_stderr_and_unfinished_lines_are_told_apart():
@@ -824,7 +822,7 @@ def test_text_of_hosts_stays_text(one, two, three):
     workers = [worker(0, host=one, device=two, step=None, bars=bars, metrics={three: math.nan}),
                worker(1, host=two, phase="failed", ended=ended, metrics={one: math.inf, two: 1.0})]  # fmt: skip
     state = run(
-        workers, job=one, first_failure=1, notices=(two,), stopping=three, lost=((0, one),), unreached={0: two},
+        workers, job=one, first_failure=1, notices=(two,), stopping=three, lost={0: one}, unreached={0: two},
         series={0: {one: curve([(0.0, 1.0), (1.0, 2.0)])}},
         lines=(OutputLine(rank=0, label=one, stream=two, text=three), OutputLine(rank=2, label=two, stream="stderr", text=one)),
         open_lines={(0, 0, "stdout"): two, (-1, 0, "stderr"): three},

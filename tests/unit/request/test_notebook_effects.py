@@ -23,6 +23,10 @@ from distmagic.request.notebook_effects import library_changes, local_effects, n
 TRAIN = "def train():\n    pass\ntrain()"
 
 
+def changes_of(text, label, namespace, later=()):
+    return library_changes(text, label, namespace, later, {})
+
+
 def noted(body: str, given: tuple[str, ...] = (), *, whole: bool = False) -> str:
     plan = parse_cell(
         "#%%distributed\n" + textwrap.dedent(body).strip("\n") + "\n", whole=whole
@@ -198,19 +202,19 @@ CHANGES = {
 
 def test_of_another_cell_a_variable_is_told_too():
     text = "os.environ['WORD'] = 'a'\ndef f():\n    os.environ['NO'] = 'b'"
-    (found,) = library_changes(text, "Cell In[1]", {})
+    (found,) = changes_of(text, "Cell In[1]", {})
     assert (found.kind, found.name, found.lineno) == ("variable", "WORD", 1)
-    assert list(library_changes(text, "", {})) == []
-    assert list(library_changes(f"#%%distributed\n{text}", "Cell In[1]", {})) == []
+    assert list(changes_of(text, "", {})) == []
+    assert list(changes_of(f"#%%distributed\n{text}", "Cell In[1]", {})) == []
 
 
 def test_a_text_is_looked_through_once(monkeypatch):
     """Each launch asks for all cells of the session, which may be hundreds."""
     text = "import json\njson.EXTRA = 'looked through once'\ntorch.manual_seed(7)"
-    first = list(library_changes(text, "Cell In[1]", {"json": json}, ["once = 1"]))
+    first = list(changes_of(text, "Cell In[1]", {"json": json}, ["once = 1"]))
     assert len(first) == 2
     monkeypatch.setattr(notebook_effects, "executed", None)
-    again = library_changes(text, "Cell In[1]", {"json": json}, ["once = 1"])
+    again = changes_of(text, "Cell In[1]", {"json": json}, ["once = 1"])
     assert list(again) == first
 
 
@@ -233,9 +237,9 @@ SEEDS = "import torch\ntorch.manual_seed(7)\ndef f():\n    return torch.rand(2)"
 def test_of_another_cell_a_seed_is_told_where_nothing_is_drawn_here(
     text, later, is_told
 ):
-    found = list(library_changes(text, "Cell In[1]", {}, later))
+    found = list(changes_of(text, "Cell In[1]", {}, later))
     assert [one.kind for one in found] == ["seed"] * is_told
-    assert list(library_changes(text, "", {}, later)) == []
+    assert list(changes_of(text, "", {}, later)) == []
     if is_told:
         assert note(found).startswith(
             "Cell In[1], line 2 seeds the notebook, not the ranks."
@@ -245,7 +249,7 @@ def test_of_another_cell_a_seed_is_told_where_nothing_is_drawn_here(
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name, golden):
     text, library, words = CHANGES[name]
-    found = list(library_changes(f"\n{text}", "Cell In[2]", OF_A_NOTEBOOK))
+    found = list(changes_of(f"\n{text}", "Cell In[2]", OF_A_NOTEBOOK))
     assert [effect.name for effect in found] == ([library] if library else [])
     if library:
         lineno = text.count("\n") + 2
@@ -293,7 +297,7 @@ def test_a_change_of_an_object_that_a_module_of_the_user_keeps_is_told(
         monkeypatch.delitem(sys.modules, module, raising=False)
     names = vars(importlib.import_module("effects_user")).copy()
     text, kept = OF_CONFIG[name]
-    found = list(library_changes(text, "", names))
+    found = list(changes_of(text, "", names))
     assert [one.name for one in found] == (["effects_config"] if kept else [])
     if kept:
         words = note(found)

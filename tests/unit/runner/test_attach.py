@@ -110,7 +110,7 @@ def test_what_is_lost_of_a_job_that_needs_no_notebook_is_not_ended():
     for host in (a, b):
         host.answers[p.FollowJob] = lambda _: [p.Refused(what="f", error="no")]
     followed = attach(reach(a, b), job, FakeScreen())
-    assert [node for node, _ in followed.state.lost] == [0, 1]
+    assert list(followed.state.lost) == [0, 1]
     assert a.requests_of(p.SweepJob) == b.requests_of(p.SweepJob) == []
     assert a.requests_of(p.StopNode) == b.requests_of(p.StopNode) == []
 
@@ -122,7 +122,7 @@ def test_what_a_killed_agent_of_a_detached_job_left_is_ended():
         lambda state: has_ranks(state) and a.processes[0].put(p.AgentGone())
     )
     followed = attach(reach(a), job, screen)
-    assert [node for node, _ in followed.state.lost] == [0]
+    assert list(followed.state.lost) == [0]
     assert a.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=0)]
 
 
@@ -138,7 +138,7 @@ def test_what_a_lost_node_of_a_detached_job_left_is_not_swept_by_a_notebook_that
         return bool(state.lost)
 
     followed = attach(reach(a, b), job, PressingScreen(agent_is_killed))
-    assert [node for node, _ in followed.state.lost] == [1]
+    assert list(followed.state.lost) == [1]
     assert not followed.state.is_over
     assert a.requests_of(p.StopNode) == []
     assert b.requests_of(p.SweepJob) == []

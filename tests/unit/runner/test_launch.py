@@ -81,7 +81,7 @@ def swept(link: Callable[..., Any], clock: Callable[[], float]) -> RunLoop:
     opener: Any = SimpleNamespace(link=link)
     table: Any = SimpleNamespace(rows=rows)
     launch._sweep(loop, opener, table)
-    assert [node for node, _ in loop.state.lost] == [0, 1]
+    assert list(loop.state.lost) == [0, 1]
     return loop
 
 
@@ -473,7 +473,7 @@ def test_a_node_whose_agent_is_gone_is_lost_and_what_it_left_is_swept(
     ]
 
     followed = launched(tmp_path, a, b, screen=killed_agent(b, "Killed"))
-    assert followed.state.lost == ((1, "its agent broke down: Killed"),)
+    assert followed.state.lost == {1: "its agent broke down: Killed"}
     assert [request.reason for request in a.requests_of(p.StopNode)] == ["lost"]
     assert b.requests_of(p.SweepJob) == [p.SweepJob(job="j", node_rank=1)]
     assert followed.state.nodes[1].survivors == ("python (pid 7, D)",)
@@ -501,7 +501,7 @@ def test_a_lost_host_that_answers_when_the_run_is_over_is_hung_up_on(
             b.cut()
 
     followed = launched(tmp_path, a, b, screen=FakeScreen(cut))
-    assert [node for node, _ in followed.state.lost] == [1]
+    assert list(followed.state.lost) == [1]
     assert_left(a, b)
 
 

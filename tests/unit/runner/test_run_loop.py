@@ -298,7 +298,7 @@ def cut_off_and_back(*words: Event) -> ScriptedRun:
 def test_a_lost_node_that_is_back_before_the_run_is_over_explains_itself():
     """So it is followed, and connected to, although the run goes on, or ends, without it."""
     state = driven(cut_off_and_back(raised(2, 1)))
-    assert state.lost == ((1, UNHEARD),)
+    assert state.lost == {1: UNHEARD}
     assert (state.phase, state.first_failure) == ("failed", 2)
 
 
@@ -314,7 +314,7 @@ def test_nothing_is_said_to_run_on_a_lost_node_that_has_ended_after_all(golden):
 def test_a_node_that_does_not_confirm_is_given_up():
     run = ScriptedRun(START, [raised(0)], end_of(0, 1))
     state = driven(run)
-    assert state.lost == ((1, "it did not confirm its end"),)
+    assert state.lost == {1: "it did not confirm its end"}
     assert run.elapsed_s == pytest.approx(1.0 + GRACE_S + CONFIRM_S, abs=1.0)
     assert [w.phase for _, w in sorted(state.workers.items())] == [
         "failed",

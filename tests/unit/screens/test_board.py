@@ -57,7 +57,9 @@ def said(total: int, kept: int = 400, text: str = "line {}", at_s: float = 30.0)
 
 def shown_board() -> tuple[board.Board, FakeView]:
     views: list[FakeView] = []
-    made = board.Board(lambda view_id: views.append(FakeView(view_id)) or views[0])
+    made = board.Board(
+        make_view=lambda view_id: views.append(FakeView(view_id)) or views[0]
+    )
     return made, views[0]
 
 
@@ -164,7 +166,7 @@ def test_a_page_may_say_hello_as_soon_as_it_knows_of_the_view():
         assert page_requests.answered({"view": view_id, "op": "hello"}) == {}
         return FakeView(view_id)
 
-    shown = board.Board(make_view)
+    shown = board.Board(make_view=make_view)
     assert shown.has_page
     shown.show(said(3))
     assert "log" in shown._view.names

@@ -129,7 +129,7 @@ def test_outside_of_a_notebook_no_two_runs_are_of_one_cell():
 
 def test_a_view_may_take_the_place_of_a_closed_one(monkeypatch):
     monkeypatch.setattr(board.page_requests, "serve", lambda *_: None)
-    shown = board.Board(FakeView, view_id="v7")
+    shown = board.Board("v7", FakeView)
     assert shown.view_id == "v7"
 
 

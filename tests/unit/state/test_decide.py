@@ -64,7 +64,8 @@ class Decider:
 
     def clicked(self, at_s: float) -> list[Decision]:
         self.fold(at_s)
-        return self._done(at_s, decide.after_stop_click(self.state, self.memory, at_s))
+        decided = decide.stopped(self.state, self.memory, at_s, "interrupted")
+        return self._done(at_s, decided)
 
     def fold(self, at_s: float, *events: Event) -> None:
         self.state = fold(
@@ -178,7 +179,7 @@ def test_a_node_that_the_others_come_to_know_after_its_loss_is_lost_no_more():
     run.fold(2.0, at(Broken(why="cut"), 1))
     assert run.at(2.1 + NODE_LOST_S) == [Lose(node_ranks=(1,), why=AWAY)]
     run.fold(20.0, at(Mended(), 1), at(p.PeerState(node_rank=1, state="joined")))
-    assert run.state.lost == ()
+    assert run.state.lost == {}
     assert run.at(20.0) == []
 
 
@@ -223,7 +224,7 @@ def test_a_job_that_needs_no_notebook_is_left_when_this_one_is_cut_off_for_long(
     assert run.at(61.1) == [Leave(why=why)]
     assert decide.is_left(run.state, run.memory)
     assert run.at(61.2) == []
-    assert run.state.lost == ()
+    assert run.state.lost == {}
 
 
 def test_a_job_whose_hosts_can_be_reached_but_not_followed_is_left_as_well():
@@ -370,7 +371,7 @@ def test_a_node_that_is_found_again_has_its_ranks_again():
     run.fold(2.0, at(Lost(why="cut"), 1))
     assert run.state.workers[1].phase == "lost"
     run.fold(3.0, at(p.PeerState(node_rank=1, state="joined")))
-    assert (run.state.workers[1].phase, run.state.lost) == ("running", ())
+    assert (run.state.workers[1].phase, run.state.lost) == ("running", {})
 
 
 def test_a_node_that_only_this_notebook_can_not_follow_counts_for_the_least_number():
@@ -497,7 +498,7 @@ def test_a_lost_node_of_an_elastic_job_stops_nothing():
     run = Decider()
     run.state = fold(job, [worker(node, node, world=3) for node in range(3)])
     assert run.at(2.0, at(p.PeerState(node_rank=1, state="lost"))) == []
-    assert run.state.lost == ((1, UNHEARD),)
+    assert run.state.lost == {1: UNHEARD}
 
 
 @given(st.lists(EVENTS, max_size=8), st.integers(0, 8))

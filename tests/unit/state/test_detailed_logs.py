@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from distmagic.failures import detailed_logs
-from distmagic.failures.detailed_logs import LogFact
 from distmagic.remote.wire import protocol as p
 from distmagic.render.notes import notes
 from distmagic.state.events import Event, Gone
@@ -42,7 +41,7 @@ REFUSED = "socketPollConnect: connect to 10.0.0.1<40123> returned Connection ref
      f"[rank0]:[I1126 17:35:33.061527386 ProcessGroupGloo.cpp:143] {GLOO} connect [10.0.0.2]:13195: No route to host"),
 ])  # fmt: skip
 def test_a_line_of_a_log_that_shows_something(line, kind, value):
-    assert detailed_logs.fact(line) == LogFact(kind=kind, value=value)
+    assert detailed_logs.fact(line) == (kind, value)
     is_warned_of = "libibverbs" not in line
     assert detailed_logs.is_detail(line) or not is_warned_of
 

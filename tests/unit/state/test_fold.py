@@ -133,7 +133,7 @@ def test_what_the_launcher_warns_of_is_told_once():
 def test_a_run_that_ends_before_it_has_begun(is_wish, phase, kind):
     events = [
         at(Connected(), 0),
-        at(Unusable(why="gpu-b: no"), 1),
+        at(Unusable(unusable="gpu-b: no"), 1),
         at(Abandoned(why="It ended.", is_wish=is_wish)),
     ]
     state = fold(begin("j", HOSTS), events)
@@ -608,7 +608,7 @@ def test_a_node_that_is_lost():
     state = begun(ended(2, 1), at(Lost(why="cut"), 1), at(Lost(why="cut again"), 1))
     assert (phases(state), state.lost, state.phase) == (
         ["running", "running", "done", "lost"],
-        ((1, "cut"),),
+        {1: "cut"},
         "running",
     )
     state = fold(
@@ -772,7 +772,7 @@ def test_a_host_that_is_lost_is_named_once():
     state = fold(
         begin("j", HOSTS), [at(Lost(why=f"{HOSTS[1]}: it has no such job."), 1)]
     )
-    assert state.lost == ((1, "it has no such job."),)
+    assert state.lost == {1: "it has no such job."}
 
 
 def test_what_a_node_tells_late_of_an_earlier_round_changes_nothing():

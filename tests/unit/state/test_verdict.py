@@ -255,7 +255,7 @@ UNHEARING = [
 )
 def test_hosts_that_only_do_not_hear_each_other_are_not_lost(words, golden):
     state = begun(*words)
-    assert (state.lost, missed_by_peers(state)) == ((), ())
+    assert (state.lost, missed_by_peers(state)) == ({}, ())
     golden(verdict(begun(*words, *ends_of(0, 1, code=-15, reason="lost"))))
 
 

@@ -220,7 +220,7 @@ def test_a_run_that_cant_begin_is_a_failed_one_and_the_others_go_on():
 
 def test_a_notebook_has_one_table_that_is_renewed(kernel, monkeypatch):
     shown: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "_is_notebook", lambda: True)
+    monkeypatch.setattr(module, "kernel", object)
     monkeypatch.setattr(module, "cell_number", lambda: 7)
     monkeypatch.setattr(module, "_SHOW_S", 0.0)
     monkeypatch.setattr(

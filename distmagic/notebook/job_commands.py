@@ -70,7 +70,7 @@ def stay(line: CommandLine) -> None:
             del stayed[ranks.name]
             ranks.raise_end()
         held = ranks.holdings() or ["no names yet"]
-        text = "\n  ".join([repr(ranks), *held])
+        text = "\n  ".join([repr(ranks), f"since {ranks.since}", *held])
         if math.isfinite(ranks.idle.left_s):
             left = duration(ranks.idle.left_s)
             text += f"\n  they end in {left} unless a cell runs before"
@@ -173,7 +173,7 @@ def _attach_ranks(
     notebook.ranks.pop(name, None)
     notebook.ranks[name] = ranks
     run_names.keep(notebook.shell, name, ranks)
-    ranks.take_over()
+    ranks.take_over(notebook.screen())
     names = ", ".join(sorted(ranks.theirs)) or "none yet"
     notebook.say(f"{ranks!r}\n  names: {names}")
 

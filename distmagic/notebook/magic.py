@@ -245,7 +245,11 @@ class Magics:
                 f"{first.split()[0]} is a second magic of this cell, under %%{MAGICS[0]}.",
                 f"Write {first.split()[0]} above %%{MAGICS[0]}, or leave it out.",
             )
-        text = raw if whole else self.shell.transform_cell(raw)
+        transform = self.shell.transform_cell
+        if stays:
+            text = cells.with_commands(raw, transform)
+        else:
+            text = raw if whole else transform(raw)
         filename = self._remember(raw, text)
         try:
             plan = cells.parse_cell(text, whole=whole, filename=filename)

@@ -24,6 +24,10 @@ from distmagic.remote.values.source_form import code_of_call
 from distmagic.request.notebook_effects import executed
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
+_COMMAND = re.compile(r"^\s*(?:[\w\s,]+=\s*)?!", re.MULTILINE)
+# IPython's calls for `!ls` and `files = !ls`, and the Python that stands for them.
+_RUNS = re.compile(r"^(\s*)get_ipython\(\)\.system\((.*)\)$", re.MULTILINE)
+_READS = re.compile(r"get_ipython\(\)\.getoutput\((.*)\)$", re.MULTILINE)
 _BLOCKS = {
     "For": "a for loop",
     "AsyncFor": "a for loop",
@@ -71,6 +75,42 @@ class CellPlan:
     call: ast.expr | None = None
     targets: tuple[str, ...] = ()
     is_async: bool = False
+
+
+def with_commands(text: str, transform: Callable[[str], str]) -> str:
+    """Return a cell in which lines such as `!ls` are Python, so that ranks can run them; `transform` is IPython's.
+
+    As in IPython, `{name}` in a command stands for a value. `$name` is left to the shell.
+    """
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        if not _COMMAND.search(text):
+            return text
+        text = _RUNS.sub(_run_command, transform(text))
+        return _READS.sub(_read_command, text)
+    return text
+
+
+def _run_command(found: re.Match[str]) -> str:
+    command = _with_values(found[2])
+    return (
+        f'{found[1]}_exit_code = __import__("subprocess").call({command}, shell=True)'
+    )
+
+
+def _read_command(found: re.Match[str]) -> str:
+    command = _with_values(found[1])
+    return f'__import__("subprocess").getoutput({command}).splitlines()'
+
+
+def _with_values(literal: str) -> str:
+    """Return the literal of a command as an f-string, unless its braces are not Python: those of awk are kept."""
+    try:
+        ast.parse(f"f{literal}")
+    except SyntaxError:
+        return literal
+    return f"f{literal}"
 
 
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:

@@ -18,7 +18,9 @@ only. If the session ends, its own events end the cell's state and give the reas
 A name of the notebook is sent with a cell if the cell uses it and no cell on the ranks has assigned it. A function is
 sent without its globals, which are sent as separate names. Unchanged values are not sent again.
 
-An exception ends the cell on its rank. The other ranks are interrupted one second later. The user's first interrupt
+An exception ends the cell on its rank. The other ranks are interrupted one second later. Ranks that run on get the
+counts of calls of those that have ended the cell. A rank that waits for such a rank, or for one that does not run the
+cell, breaks its process groups and fails. The user's first interrupt
 stops all ranks of the cell after the same step. The second one stops them where they are, and the third one ends the
 session.
 

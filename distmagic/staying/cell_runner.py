@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextvars
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -23,7 +24,7 @@ from distmagic.remote.values.pickling import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.cells import MOST_TEXT
 from distmagic.remote.wire.clipping import clipped, ranges
-from distmagic.render.quantities import duration
+from distmagic.render.quantities import duration, moment
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.flags import Request
 from distmagic.runner import interrupts
@@ -81,6 +82,11 @@ class CellRunner:
     def job(self) -> str:
         """The name of the session's job."""
         return self._run.job
+
+    @property
+    def since(self) -> str:
+        """The time of day at which the ranks were started."""
+        return moment(self.state.began_unix_s, time.time())
 
     @property
     def done(self) -> bool:
@@ -167,6 +173,17 @@ class CellRunner:
             cell, run=replace(cell.run, variable=variable or self.name, notices=said)
         )
         self._control.begin(message)
+        return self._finished(cell, screen, noted, is_cell=is_cell)
+
+    def _finished(
+        self,
+        cell: CellState,
+        screen: Screen,
+        noted: interrupts.Interrupts | None,
+        *,
+        is_cell: bool,
+    ) -> CellState:
+        """Follow a cell to its end, and return its last state."""
         try:
             cell = self._follow(cell, screen, noted)
         finally:
@@ -235,6 +252,9 @@ class CellRunner:
             cell, due = stopping.due(cell)
             for ask in due:
                 self._control.ask(ask)
+            if stopping.is_stuck(cell):
+                self._run.screen.ask("stacks")  # the view shows where they are
+                cell = replace(cell, until_s=math.inf)
             if time.monotonic() >= next_shown_s and not cell.run.is_over:
                 next_shown_s = time.monotonic() + BEAT_S
                 screen.show(cell.run)

@@ -31,7 +31,7 @@ class CellState:
 
     `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks. `stage` is the stage of
     the user's interrupt, which may last until `until_s`. `counts` are the steps of ranks, and `stop` is the step at
-    which they were asked to stop.
+    which they were asked to stop. The last rank ended the cell at `ended_s`; the others were told of the ends of `told`.
     """
 
     run: RunState
@@ -42,6 +42,8 @@ class CellState:
     until_s: float = 0.0
     counts: Mapping[int, protocol.StepCount] = field(default_factory=dict)
     stop: protocol.StopAtStep | None = None
+    ended_s: float = 0.0
+    told: frozenset[int] = frozenset()
 
     @property
     def at_work(self) -> tuple[int, ...]:
@@ -112,7 +114,8 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
             for what in last
         ]
         run = fold(run, events)
-    return replace(state, run=run, ends=ends, counts=counts)
+    ended_s = state.ended_s if ends.keys() == state.ends.keys() else run.at_s
+    return replace(state, run=run, ends=ends, counts=counts, ended_s=ended_s)
 
 
 def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
@@ -121,6 +124,25 @@ def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
     if run.first_failure is None or run.at_s - run.first_failure_at_s < PEERS_S:
         return ()
     return tuple(rank for rank in state.at_work if rank not in state.asked)
+
+
+def of_ends(
+    state: CellState,
+) -> tuple[CellState, tuple[protocol.OthersEnded, ...]]:
+    """Return what to report to ranks that run on a while after others have ended the cell, and the state after it."""
+    new = state.ends.keys() - state.told
+    if not new or not state.at_work or state.run.at_s - state.ended_s < PEERS_S:
+        return state, ()
+    by_groups: dict[tuple[protocol.GroupCalls, ...], list[int]] = {}
+    for rank in sorted(new):
+        by_groups.setdefault(state.ends[rank].groups, []).append(rank)
+    found = [
+        protocol.OthersEnded(
+            cell=state.run.cell, ranks=state.at_work, ended=tuple(ranks), groups=groups
+        )
+        for groups, ranks in by_groups.items()
+    ]
+    return replace(state, told=frozenset(state.ends)), tuple(found)
 
 
 def interrupted(

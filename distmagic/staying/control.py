@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from distmagic.connection.link import Link
@@ -12,6 +13,8 @@ from distmagic.runner.actions import Send
 from distmagic.state.events import Event
 from distmagic.staying import past
 from distmagic.staying.past import Past
+
+_MOST_BETWEEN = 100  # events
 
 
 class Control:
@@ -29,8 +32,10 @@ class Control:
         self._cell: protocol.RunCell | None = None
         self._sent_over: dict[int, Link] = {}
         self._others: list[protocol.HandedOn] = []
-        self._interrupts: list[protocol.HandedOn] = []  # sent ones of the cell
+        self._again: list[protocol.HandedOn] = []  # sent ones that a new link needs
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
+        # What ranks printed since the last cell: the next one of the user shows it.
+        self._between: deque[Event] = deque(maxlen=_MOST_BETWEEN)
         self._wake: Callable[[], None] = lambda: None
         # Python versions of the hosts.
         self.pythons: frozenset[tuple[int, ...]] = frozenset()
@@ -42,18 +47,29 @@ class Control:
     def begin(self, cell: protocol.RunCell) -> None:
         """Start a cell, and collect events from now on."""
         with self._lock:
-            self._cell = cell
-            self._last = cell.cell
-            self._sent_over = {}
-            self._others = []
-            self._interrupts = []
-            self._heard = queue.SimpleQueue()
+            self._begin(cell)
         self._wake()
 
+    def _begin(self, cell: protocol.RunCell) -> None:
+        self._cell = cell
+        self._last = cell.cell
+        self._sent_over = {}
+        self._others = []
+        self._again = []
+        self._heard = queue.SimpleQueue()
+        if cell.text:
+            self._heard.put(tuple(self._between))
+            self._between.clear()
+
     def take_over(self) -> Past:
-        """Let the session be this kernel's, whoever ran its cells so far; return these."""
+        """Let the session be this kernel's, whoever ran its cells so far; return these. A cell that still runs goes on
+        as this kernel's.
+        """
         with self._lock:
             self._last = self.past.last
+            self._between.clear()
+            if at_work := self.past.at_work:
+                self._begin(protocol.RunCell(cell=self._last, ranks=at_work))
             return self.past
 
     @property
@@ -88,6 +104,10 @@ class Control:
             self.past = past.take(self.past, events)
             if self._cell is not None:
                 self._heard.put(events)
+            else:
+                self._between += (
+                    event for event in events if isinstance(event.what, protocol.Output)
+                )
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
         """Return the messages to send now: each request once, and over each new link the cell and its interrupts again,
@@ -103,11 +123,11 @@ class Control:
             ]
             if self._cell is not None and new:
                 self._sent_over.update(links)
-                for again in (self._cell, *self._interrupts):
+                for again in (self._cell, *self._again):
                     found.append(Send(links=tuple(new), message=again))
             for request in self._others:
                 found.append(Send(links=tuple(links.values()), message=request))
-                if isinstance(request, protocol.InterruptCell):
-                    self._interrupts.append(request)
+                if isinstance(request, protocol.InterruptCell | protocol.OthersEnded):
+                    self._again.append(request)
             self._others = []
             return found

@@ -237,7 +237,7 @@ def _digest_anew(
             raise PayloadTooLarge(
                 f"{name} takes {size_text(error.size_bytes)}; a value up to {size_text(MOST_BYTES)} follows the notebook "
                 "by itself.",
-                "Make it in a cell on the ranks, from the hosts' own disks.",
+                f'Send it once: ranks["{name}"] = {name}; or make it in a cell on the ranks, from the hosts\' own disks.',
             ) from None
         except parcel.Unpicklable as error:
             raise PayloadError(

@@ -25,6 +25,12 @@ class Past:
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     names: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
+    @property
+    def at_work(self) -> tuple[int, ...]:
+        """The ranks that still run the newest cell."""
+        started = self.running.items()
+        return tuple(sorted(rank for rank, one in started if one.cell == self.last))
+
 
 def take(past: Past, events: Iterable[Event]) -> Past:
     """Return the past after some events of the session."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import keyword
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from distmagic.render.quantities import duration, plural
 from distmagic.render.screen import Screen
 from distmagic.request.cell import CellPlan
 from distmagic.runner import interrupts
-from distmagic.staying import holdings, modules, out_of_step
+from distmagic.staying import cell_state, holdings, modules, out_of_step
 from distmagic.staying.cell_runner import BEAT_S, CellRunner
 from distmagic.staying.following import prepared
 
@@ -187,10 +188,10 @@ class Ranks(CellRunner):
         """Begin the idle time anew, as any cell does. Raises the session's error if it was idle too long before."""
         self._run_quietly(Cell("", "nothing"), self._targets(()))
 
-    def take_over(self) -> None:
+    def take_over(self, screen: Screen) -> None:
         """Make the ranks this kernel's, with the names, process groups and texts of all their cells so far.
 
-        Waits for the end of a cell that still runs. An interrupt ends only the waiting.
+        A cell that still runs is shown to its end, and interrupts are for it.
         """
         while not self._are_there:
             if self.done:
@@ -205,10 +206,13 @@ class Ranks(CellRunner):
         self._last_ends = dict(past.ends)
         self._is_out_of_step = bool(out_of_step.notice(self._last_ends))
         self._sent.clear()
-        if past.running:
-            ranks = ",".join(ranges(sorted(past.running)))
-            wait = "still run a cell; this cell waits for its end"
-            print(f"Ranks {ranks} of {self.name} {wait}.")  # noqa: T201
+        if ranks := past.at_work:
+            where = f"Ranks {','.join(ranges(ranks))} of {self.name}"
+            print(f"{where} still run a cell, which is shown to its end.")  # noqa: T201
+            is_cell = past.running[ranks[0]].is_users
+            cell = cell_state.begin_cell(self.state, past.last, ranks, time.time())
+            with self._at_work(), interrupts.noted() as noted:
+                self._finished(cell, screen, noted, is_cell=is_cell)
         self.keep()
 
     # ---- one cell

@@ -15,10 +15,16 @@ from dataclasses import replace
 
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
-from distmagic.staying.cell_state import CellState, interrupted, peers_to_interrupt
+from distmagic.staying.cell_state import (
+    CellState,
+    interrupted,
+    of_ends,
+    peers_to_interrupt,
+)
 
 _PATIENCE_S = 3.0  # time for ranks to reach a step
 _MOST_PATIENCE_S = 60.0
+_STUCK_S = 5.0  # time for an interrupt to end the cell where its ranks are
 _AT_A_STEP = (
     "The ranks stop after the same step. A second interrupt stops them where they are."
 )
@@ -37,11 +43,15 @@ def next_stage(state: CellState) -> CellState:
 
 
 def due(state: CellState) -> tuple[CellState, tuple[protocol.HandedOn, ...]]:
-    """Return the state after the due requests were sent, and these requests: for the user's interrupt, and after
-    failures.
+    """Return the state after the due requests were sent, and these requests: for the user's interrupt, after failures,
+    and after other ranks have ended the cell.
     """
     state, asked = _of_the_user(state)
-    found: tuple[protocol.HandedOn, ...] = () if asked is None else (asked,)
+    state, ended = of_ends(state)
+    found: tuple[protocol.HandedOn, ...] = (
+        *(() if asked is None else (asked,)),
+        *ended,
+    )
     if peers := peers_to_interrupt(state):
         failed = state.run.first_failure
         state = interrupted(state, peers, by_user=False)
@@ -82,8 +92,15 @@ def _of_the_user(state: CellState) -> tuple[CellState, protocol.HandedOn | None]
 def _where_they_are(state: CellState) -> tuple[CellState, protocol.HandedOn]:
     ranks = state.at_work
     there = interrupted(state, ranks, by_user=True, notice=_WHERE_THEY_ARE)
-    there = replace(there, stage="where they are")
+    until_s = state.run.at_s + _STUCK_S
+    there = replace(there, stage="where they are", until_s=until_s)
     return there, protocol.InterruptCell(cell=state.run.cell, ranks=ranks)
+
+
+def is_stuck(state: CellState) -> bool:
+    """Whether ranks still run a cell some time after they were interrupted where they are: C code ignores that."""
+    is_late = state.stage == "where they are" and state.run.at_s > state.until_s
+    return is_late and bool(state.at_work)
 
 
 def step_of_all(

@@ -104,6 +104,24 @@ def test_a_cell_for_some_ranks(notebook):
     assert "no rank 4" in notebook.fail("%%ranks 4\n1")
 
 
+def test_a_collective_of_all_ranks_in_a_cell_for_some_fails_it(notebook):
+    text = notebook.fail("%%ranks 0\ntotal = torch.ones(1)\ndist.all_reduce(total)")
+    assert "rank 0 (dm1, local_rank 0) raised RuntimeError: all_reduce waits for ranks 1-3" in text  # fmt: skip
+    assert "dist.all_reduce(total)" in text
+    still_there(notebook)
+    text = notebook.fail('%%ranks\nif os.environ["RANK"] == "1":\n    dist.barrier()')
+    assert "raised RuntimeError: barrier waits for ranks 0,2-3: not in" in text
+    still_there(notebook)
+
+
+def test_commands_run_on_the_hosts_of_ranks(notebook):
+    text = notebook.run("%%ranks 0,3\n!echo on $(uname -n)\nfiles = !ls /\n'tmp' in files")  # fmt: skip
+    assert "on dm1" in text
+    assert "on dm2" in text
+    assert text.endswith("ranks 0,3: True\n")
+    assert "`%time 1` is IPython's" in notebook.fail("%%ranks\n!ls\n%time 1")
+
+
 def test_names_follow_the_notebook_until_they_are_the_ranks_own(notebook):
     notebook.run("import math\nlr = 0.5\ndef step(x):\n    return math.floor(x * lr)")
     text = notebook.run("%%ranks\nstep(9)")

@@ -39,6 +39,10 @@ REASONS = {
         "time.time_ns",
     ): "torch's recorder has dates of this clock alone; only how long a call waits follows from it, for people",
     (
+        "remote/rank/stay.py",
+        "time.time_ns",
+    ): "which of the recorder's calls are of this cell: it has dates of this clock alone",
+    (
         "remote/contact/contact.py",
         "time.time",
     ): "hosts are asked for their time of day, to compare the answers",

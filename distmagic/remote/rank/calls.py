@@ -19,19 +19,21 @@ import contextlib
 import faulthandler
 import os
 import re
+import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from distmagic.remote.training.groups import recorded
+from distmagic.remote.training.groups import calls as group_calls
+from distmagic.remote.training.groups import is_of_all, members_of_new, recorded
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks
-from distmagic.remote.wire.parts import CallRecord, GroupRecord
+from distmagic.remote.wire.parts import CallRecord, GroupCalls, GroupRecord
 
 _LOOK_S = 0.25
 _KEPT = 50  # last calls of each group
@@ -92,6 +94,39 @@ def is_of_call(error: BaseException) -> bool:
     # Autograd's calls are those of DistributedDataParallel.
     of_torch = "/torch/(distributed|autograd)/"
     return bool(frames) and bool(re.search(of_torch, frames[-1].filename))
+
+
+def waiting(
+    absent: Mapping[int, Iterable[GroupCalls]], since_ns: int
+) -> tuple[str, int, list[int]] | None:
+    """Return the call since then in which this rank waits for some of these ranks, the call's time, and those ranks.
+
+    `absent` has the groups of ranks that make no call now: some may have made that one before.
+    """
+    counts = {
+        rank: {one.name: one.calls for one in groups} for rank, groups in absent.items()
+    }
+    made = [rank for rank in members_of_new() if rank in counts and not counts[rank]]
+    if made:
+        return "a new process group", 0, made
+    own = {one.name: one.calls for one in group_calls()}
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world: Any = getattr(c10d, "_world", None)
+    names = {name: group for group, name in getattr(world, "pg_names", {}).items()}
+    # Members of a smaller world have other numbers.
+    is_known = bool(names) and is_of_all(c10d.get_world_size())
+    for one in recorded() if is_known else ():
+        made_ns, name = one["time_created_ns"], one["process_group"][0]
+        if name not in own or made_ns < since_ns or one["is_p2p"] or _is_over(one):
+            continue
+        missing = [
+            rank
+            for rank in sorted(world.pg_group_ranks[names[name]])
+            if rank in counts and counts[rank].get(name, 0) < own[name]
+        ]
+        if missing:
+            return one["profiling_name"].partition(":")[2], made_ns, missing
+    return None
 
 
 def _leave(stack: str = "", *, has_failed: bool = True) -> None:

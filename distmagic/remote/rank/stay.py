@@ -8,6 +8,8 @@ cell, even `sys.exit`, only ends the cell.
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
     InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. The
                                user's counts anew after that for a failed rank
+    OthersEnded   --a look-->  a call that waits for ranks which don't run the cell, or have ended it, is interrupted
+                               likewise, and fails the cell
     end of file   --inbox-->   the rank's own end
 """
 
@@ -26,8 +28,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,13 +48,15 @@ from distmagic.remote.wire.cells import (
     CellBegan,
     CellEnded,
     InterruptCell,
+    OthersEnded,
     ParkAtStep,
     RunCell,
     StepCount,
     StopAtStep,
 )
-from distmagic.remote.wire.clipping import clipped, text_of
+from distmagic.remote.wire.clipping import clipped, ranges, text_of
 from distmagic.remote.wire.events import Ended
+from distmagic.remote.wire.parts import GroupCalls
 
 _MOST_SHOWN = 2000  # characters of a repr
 # Size limit of a value that is sent with the end of its cell.
@@ -59,6 +64,7 @@ _MOST_VALUE_BYTES = 48_000
 _LARGEST_VALUE_BYTES = 1 << 20  # size limit of a value that is pickled to measure it
 _MOST_NAMES_CHARS = 20_000
 _BREAK_S = 2.0  # time for an interrupt to take effect before groups are broken
+_ALONE_S = 0.5  # how often a cell's calls are looked at while other ranks don't run it
 _MOST_GROUPS = 200
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _STAYS = "its value is large, or can't be pickled, and stays there under the name _"
@@ -76,6 +82,7 @@ class CellLoop:
     ) -> None:
         self._this, self._conn, self._main, self._labels = rank, conn, main, labels
         self._rank = rank.rank
+        self._all = frozenset(range(int(os.environ["WORLD_SIZE"])))
         self._form = sources.form_of_results(rank.code)  # of values that are sent
         self._inbox: queue.SimpleQueue[RunCell | None] = queue.SimpleQueue()
         self._last = 0  # the number of the last received cell
@@ -87,6 +94,10 @@ class CellLoop:
         self._came = (
             threading.Event()
         )  # the interrupt has taken effect, or no cell runs
+        self._alone = ""  # why this cell waits for ranks that do not run it
+        # Ranks that do not run this cell, with their groups if they have ended it.
+        self._absent: dict[int, tuple[GroupCalls, ...]] = {}
+        self._began_ns = 0  # of this cell
         self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
         # Cells that a child process needs, by the names that they define: the newest of each.
@@ -134,6 +145,8 @@ class CellLoop:
             self._send(StepCount(cell=message.cell, rank=self._rank, **made))
         elif isinstance(message, StopAtStep) and self._running == message.cell:
             steps.stop_at(message.kind, message.step)
+        elif isinstance(message, OthersEnded) and self._running == message.cell:
+            self._watch(message.cell, dict.fromkeys(message.ended, message.groups))
         elif isinstance(message, InterruptCell):
             with self._lock:
                 before = self._interrupts.get(message.cell)
@@ -171,6 +184,35 @@ class CellLoop:
             if attempt == 0:
                 groups.break_all()
 
+    # ---- a thread for each cell that some ranks do not run
+
+    def _watch(self, cell: int, absent: Mapping[int, tuple[GroupCalls, ...]]) -> None:
+        """Look at the cell's calls, of which these ranks make none from now on."""
+        is_first = not self._absent
+        self._absent = {**self._absent, **absent}
+        with contextlib.suppress(RuntimeError):  # no thread can start
+            if absent and is_first:
+                threads.begin("alone", self._look, cell)
+
+    def _look(self, cell: int) -> None:
+        """Interrupt the cell if it waits in a call for ranks that don't run it: between two cells they make no call."""
+        before = None
+        while not self._came.wait(_ALONE_S) and self._running == cell:
+            found = None
+            # A torch with other records, or a group that just ends.
+            with contextlib.suppress(Exception):
+                found = calls.waiting(self._absent, self._began_ns)
+            if found and found == before:
+                name, _, missing = found
+                word = "rank" if len(missing) == 1 else "ranks"
+                self._alone = (
+                    f"{name} waits for {word} {','.join(ranges(missing))}: not in this cell, or at its end already. "
+                    "Let all ranks of the process group make this call."
+                )
+                self._take(InterruptCell(cell=cell, ranks=(), failed=self._rank))
+                return
+            before = found
+
     # ---- the main thread
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
@@ -199,7 +241,7 @@ class CellLoop:
         send = partial(outbox.send, self._conn)
         report.begin(send, rank=self._rank, restart=self._this.restart)
         self._shown = self._value = ""
-        work = partial(self._perform, request)
+        work = partial(self._perform_watched, request)
         ended = ending.ended_after(self._this, self._labels, work)
         self._stop_running()
         if ended.failure and ended.failure.type in _OUT_OF_MEMORY:
@@ -234,6 +276,15 @@ class CellLoop:
                 self._running = 0
                 self._came.set()
 
+    def _perform_watched(self, request: RunCell) -> Ended:
+        try:
+            return self._perform(request)
+        except KeyboardInterrupt as error:
+            found = self._interrupts.get(request.cell)
+            if found is None or found.failed != self._rank:
+                raise
+            raise RuntimeError(self._alone).with_traceback(_place(error)) from None
+
     def _perform(self, request: RunCell) -> Ended:
         names = vars(self._main)
         cell = self._load(request)
@@ -242,9 +293,12 @@ class CellLoop:
         try:
             groups.begin_cell(request.cell)
             steps.begin()
+            self._alone, self._absent = "", {}
+            self._began_ns = time.time_ns()
             with self._lock:
                 self._came.clear()
                 self._running = request.cell
+            self._watch(request.cell, dict.fromkeys(self._all - {*request.ranks}, ()))
             if request.cell in self._interrupts:  # before the cell started
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
@@ -396,6 +450,13 @@ def _of_user(frames: TracebackType | None) -> TracebackType | None:
     while frames and frames.tb_frame.f_code.co_filename.startswith(own):
         frames = frames.tb_next
     return frames
+
+
+def _place(error: BaseException) -> TracebackType | None:
+    """Return the frames of an interrupted call; the signal's own exception may come after they are left."""
+    while error.__context__ is not None and not _of_user(error.__traceback__):
+        error = error.__context__
+    return error.__traceback__
 
 
 def _is_at_debugger(frame: FrameType | None) -> bool:

@@ -3,6 +3,7 @@
 What ends each of them:
 
     allocation, warm       `close` of the object that it keeps alive; without it the host's lease expires
+    alone                  the end of its cell, or an interrupt of it
     announce               the end of the block around it, which joins it
     cells                  the end of the connection to its agent, after which it is joined
     break                  its function: waits until an interrupt takes effect, or breaks process groups

@@ -74,6 +74,7 @@ class _Notes:
     store_sockets: Mapping[int, str] = {}  # connections to the store of the groups
     # Sockets before a group is made.
     making: tuple[group_sockets.Sockets, int] | None = None
+    members: Iterable[int] = ()  # ranks of the group that is being made
     is_broken = False
     # Calls of a group that other ranks don't make.
     unmatched: Counter[str] = Counter()  # noqa: RUF012 - there is one object
@@ -144,6 +145,16 @@ def calls() -> tuple[GroupCalls, ...]:
 def is_broken() -> bool:
     """Whether this rank's groups were broken, and not made again since."""
     return _notes.is_broken
+
+
+def members_of_new() -> Iterable[int]:
+    """Return the ranks of the process group that this rank is making, with which it waits for the others; () for none."""
+    return _notes.members
+
+
+def is_of_all(size: int) -> bool:
+    """Whether a group of this size has all ranks of the run."""
+    return str(size) == _notes.given.get("WORLD_SIZE")
 
 
 def break_all() -> None:
@@ -271,10 +282,12 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     store = next((one for one in args if hasattr(one, "set_timeout")), None)
     if outer is None:
         _notes.making = before, _port(store, None)
+    size, _, members, *_ = args
+    _notes.members = members or (range(size) if is_of_all(size) else ())
     try:
         made = original(*args, **kwargs)
     finally:
-        _notes.making = outer
+        _notes.making, _notes.members = outer, ()
     if _is_gloo(made[0]):
         now = group_sockets.current()
         old = {fd: on for fd, on in _notes.sockets.items() if now.get(fd) == on}

@@ -12,7 +12,7 @@ from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import GroupCalls
 
 MOST_NAMES = 2000  # per rank
-MOST_TEXT = 20_000  # bytes of a cell's text that its job keeps
+MOST_TEXT = 60_000  # bytes of a cell's text that its job keeps
 
 
 @frozen
@@ -60,6 +60,16 @@ class InterruptCell(_ToRanks):
     """
 
     failed: int = -1
+
+
+@request
+class OthersEnded:
+    """Reports to these ranks of a cell that others have ended it: with `groups`, and without further calls."""
+
+    cell: int
+    ranks: tuple[int, ...]
+    ended: tuple[int, ...]
+    groups: tuple[GroupCalls, ...] = ()
 
 
 @message
@@ -113,5 +123,5 @@ class CellEnded:
 
 
 # Messages that the agent forwards to ranks, and events of ranks that it journals.
-HandedOn = RunCell | ParkAtStep | StopAtStep | InterruptCell
+HandedOn = RunCell | ParkAtStep | StopAtStep | InterruptCell | OthersEnded
 OfCells = CellBegan | StepCount | CellEnded

@@ -11,9 +11,16 @@ import traceback
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic.errors import UsageError
-from distmagic.request.cell import CellPlan, make_thunk, names_wanted, parse_cell
+from distmagic.request.cell import (
+    CellPlan,
+    make_thunk,
+    names_wanted,
+    parse_cell,
+    with_commands,
+)
 
 
 def cell(body: str) -> str:
@@ -168,6 +175,38 @@ def test_every_block_at_the_end_is_named(word, golden):
 )
 def test_whole_refuses_ipython_syntax_and_names_the_line(line, golden):
     golden(refusal(f"a = 1\n{line}", whole=True))
+
+
+COMMANDS = """\
+name = "two"
+if name:
+    !printf 'one {name}'
+lines = !printf 'a\\nb' | awk '{print $1}'
+done = 3
+"""
+
+
+def test_commands_of_a_cell_on_ranks_are_run_by_python(capfd):
+    transform = TransformerManager().transform_cell
+    text = with_commands(cell(COMMANDS), transform)
+    plan = parse_cell(text, whole=True)
+    space: dict[str, object] = {}
+    exec(compile(plan.text, "Cell", "exec"), space)
+    assert capfd.readouterr().out == "one two"
+    assert (space["lines"], space["_exit_code"]) == (["a", "b"], 0)
+    assert text.splitlines()[-1] == "done = 3"
+    assert len(text.splitlines()) == len(cell(COMMANDS).splitlines())
+
+
+@pytest.mark.parametrize("body", ["x = 1\nx != 2", "f?", "x = = 1", "%time f()"])
+def test_a_cell_without_commands_stays_as_it_is(body):
+    assert with_commands(cell(body), TransformerManager().transform_cell) == cell(body)
+
+
+def test_other_magics_beside_commands_are_refused_on_ranks():
+    text = with_commands(cell("!ls\n%time f()"), TransformerManager().transform_cell)
+    with pytest.raises(UsageError, match=r"line 3: `%time f\(\)` is IPython's"):
+        parse_cell(text, whole=True)
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -30,6 +30,10 @@ def test_a_new_link_gets_the_cell_and_its_interrupts_again():
     assert sent(first, other) == [((first, other), park), ((first, other), interrupt)]
     assert sent(first, other) == []
     assert sent(first, new) == [((new,), cell), ((new,), interrupt)]
+    ended = p.OthersEnded(cell=4, ranks=(1,), ended=(0,))
+    control.ask(ended)
+    assert sent(first, other)[2:] == [((first, other), ended)]
+    assert sent(first, new) == [((new,), cell), ((new,), interrupt), ((new,), ended)]
     control.begin(p.RunCell(cell=5, ranks=(0,)))
     assert [message.cell for _, message in sent(first, new)] == [5]
 
@@ -51,3 +55,27 @@ def test_the_cell_of_another_kernel_takes_the_ranks_until_they_are_taken_back():
     control.begin(p.RunCell(cell=3, ranks=(0,)))
     hear(3)
     assert not control.is_taken
+
+
+def test_output_between_two_cells_is_shown_with_the_next_one_of_the_user():
+    def printed(text: str) -> Event:
+        what = p.Output(rank=0, stream="stdout", offset=0, text=text)
+        return Event(node_rank=0, at_s=1.0, what=what)
+
+    control = Control()
+    control.begin(p.RunCell(cell=1, ranks=(0,), text="1"))
+    control.end()
+    first, second, third = map(printed, ("a", "b", "c"))
+    control.hear([first])
+    control.begin(p.RunCell(cell=2, ranks=(0,)))
+    assert control.heard(0.0) == []
+    control.end()
+    control.hear([second])
+    control.begin(p.RunCell(cell=3, ranks=(0,), text="2"))
+    control.hear([third])
+    assert control.heard(0.0) == [first, second, third]
+    control.end()
+    control.hear([first])
+    control.take_over()  # another kernel's cells have printed it
+    control.begin(p.RunCell(cell=4, ranks=(0,), text="3"))
+    assert control.heard(0.0) == []

@@ -42,3 +42,4 @@ def test_nodes_tell_in_any_order_and_a_cell_may_still_run():
     assert past.ends[1].cell == 1
     assert {rank: one.cell for rank, one in past.running.items()} == {0: 1, 1: 2}
     assert (past.last, past.texts) == (2, {1: "a = 1"})
+    assert past.at_work == (1,)

@@ -100,6 +100,14 @@ def test_a_second_interrupt_finds_ranks_where_they_are_and_the_third_is_the_end(
     assert next_stage(state).stage == "end"
 
 
+def test_ranks_that_ignore_an_interrupt_where_they_are_are_stuck():
+    state, _ = due(next_stage(asked()))
+    assert not stopping.is_stuck(state)
+    assert not stopping.is_stuck(later(state, 5.5))
+    assert stopping.is_stuck(later(state, 6.5))
+    assert not stopping.is_stuck(later(of_cell(), 60.0))
+
+
 def test_what_counts_as_a_step():
     of = {rank: count(rank, 5, 9) for rank in RANKS}
     assert step_of_all(of) == ("step", 6)
@@ -141,6 +149,25 @@ def test_what_is_said_of_process_groups_after_a_cell(golden):
     # Two of the four ranks have run a cell so far.
     other = replace(first, rank=1)
     assert out_of_step.notice({0: first, 1: other}) == ""
+
+
+def test_ranks_that_run_on_are_told_of_those_that_have_ended_the_cell():
+    group = p.GroupCalls(name="0", size=4, calls=3)
+    made = [p.Ended(rank=rank, restart=0, outcome="returned") for rank in RANKS]
+    ends = [
+        p.CellEnded(cell=1, rank=0, ended=made[0]),
+        *(p.CellEnded(cell=1, rank=rank, ended=made[rank], groups=(group,)) for rank in (1, 2)),
+    ]  # fmt: skip
+    state = take(of_cell(), [at(one, one.rank // 2, 2.0) for one in ends])
+    assert due(later(state, 2.9)) == (later(state, 2.9), ())
+    state, told = due(later(state, 3.0))
+    assert told == (
+        p.OthersEnded(cell=1, ranks=(3,), ended=(0,)),
+        p.OthersEnded(cell=1, ranks=(3,), ended=(1, 2), groups=(group,)),
+    )
+    assert due(later(state, 9.0))[1] == ()
+    last = p.CellEnded(cell=1, rank=3, ended=made[3])
+    assert due(later(take(state, [at(last, 1, 9.0)]), 20.0))[1] == ()
 
 
 def test_an_error_after_the_interrupt_is_reported_with_it():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from distmagic.failures.calls import Parting, parting
+from distmagic.remote.rank import calls
 from distmagic.remote.wire.codec import decode
+from distmagic.remote.wire.parts import GroupCalls
 from tests.builders.forks import Forks
 
 # Two ranks make one call together, and part. If they wait they are asked.
@@ -129,3 +134,33 @@ def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):
     _, one = parted(torch_forks, tmp_path, "wait", "all_reduce 4", "in_group 4")
     assert one is not None
     assert (one.kind, one.number, one.missing) == ("behind", 2, (1,))
+
+
+@pytest.mark.parametrize(
+    ("world", "made", "waits_for"),
+    [(3, 4, [0]), (3, 5, None), (2, 4, None)],
+    ids=["a call less", "as many calls", "a world of two with its own numbers"],
+)
+def test_a_rank_waits_for_those_that_have_made_a_call_less(
+    world, made, waits_for, monkeypatch
+):
+    group = object()
+    c10d = SimpleNamespace(
+        _world=SimpleNamespace(
+            pg_names={group: "0"}, pg_group_ranks={group: dict.fromkeys(range(world))}
+        ),
+        get_world_size=lambda: world,
+    )
+    entry = {
+        "time_created_ns": 7, "process_group": ("0", "default_pg"), "is_p2p": False, "retired": False,
+        "state": "scheduled", "profiling_name": "gloo:all_reduce",
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setattr(calls, "recorded", lambda: [entry])
+    monkeypatch.setattr(calls, "is_of_all", lambda size: size == 3)
+    own = GroupCalls(name="0", size=world, calls=5)
+    monkeypatch.setattr(calls, "group_calls", lambda: [own])
+    absent = {0: [GroupCalls(name="0", size=world, calls=made)]}
+    wanted = waits_for and ("all_reduce", 7, waits_for)
+    assert calls.waiting(absent, 6) == wanted
+    assert calls.waiting(absent, 8) is None, "the call of an earlier cell"

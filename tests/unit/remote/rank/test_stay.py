@@ -66,13 +66,14 @@ class Notebook:
                 self.heard[one] += 1
                 found[one] = codec.decode(text.encode())[1]
         return found
-    def begin(self, source, anew=False, **more):
+    def begin(self, source, anew=False, ranks=ALL, text="", **more):
         self.cell += 1
         name = f"cell {self.cell}"
         parcel = dumped(Cell(source, name, texts={name: source}, **more), Seen(), None)
         data = base64.b64encode(parcel.path.read_bytes()).decode()
-        self.ask(p.RunCell(cell=self.cell, ranks=ALL, data=data, anew=anew))
-        self.next(p.CellBegan)
+        request = p.RunCell(cell=self.cell, ranks=ranks, data=data, anew=anew, text=text)
+        self.ask(request, ranks)
+        return self.next(p.CellBegan, ranks)
     def run(self, source, **more):
         self.begin(source, **more)
         return self.next(p.CellEnded)[0]
@@ -164,6 +165,13 @@ def drive(book):
     book.end()
     book.begin(SUM, anew=True)
     book.end()
+    book.begin("model = torch.nn.parallel.DistributedDataParallel(model.module)")
+    book.end()
+    book.begin("train(1)", ranks=(1,))
+    failure = book.next(p.CellEnded, (1,))[1].ended.failure
+    print(failure.message, "in train" in failure.traceback)
+    book.begin(SUM, anew=True)
+    book.end()
     book.ask("end")
 """
 # What ranks do, which of them end it by themselves, and others are interrupted. K is a rank.
@@ -249,6 +257,10 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
         f"A process group was broken, so that its ranks need not wait. {anew} {held}"
     )
     ahead = f"Some ranks have made more calls in a process group than others: 0 (last call: broadcast). {anew} {held}"
+    alone = (
+        "all_reduce waits for ranks 0,2: not in this cell, or at its end already. "
+        "Let all ranks of the process group make this call."
+    )
     assert seen[:2] == [
         "returned returned returned  | ",
         "signalled signalled signalled  | ",
@@ -263,6 +275,9 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
         "returned returned returned ('PeerFailed', 'rank 2 has failed')  | ",
         "returned returned returned 3.0 | ",
         f"returned returned returned  | {ahead}",
+        "returned returned returned 3.0 | ",
+        "returned returned returned  | ",
+        f"{alone} True",
         "returned returned returned 3.0 | ",
     ]
 
@@ -396,3 +411,110 @@ def test_interrupts_take_effect_and_hide_no_error_of_the_cell(torch_forks, tmp_p
         "freed: True",
         "files: 1",
     ]
+
+
+# Each cell waits for ranks that do not run it. The next one, of all ranks, works.
+ALONE = """
+stay._BREAK_S = stay._ALONE_S = 0.2
+SUM = "rank = dist.get_rank()\\ntotal = torch.ones(1); dist.all_reduce(total)\\ntotal.item()"
+GROUP = "part = dist.new_group([0, 1])\\n"
+def drive(book):
+    book.begin('import torch, torch.distributed as dist\\ndist.init_process_group("gloo")\\n' + GROUP)
+    last = book.next(p.CellEnded)
+    for ranks, source in (
+        ((0,), SUM),
+        ((0, 1), SUM),
+        ((1,), "dist.barrier(part)"),
+        ((2,), "dist.new_group([0, 2])"),
+        ((1,), 'dist.destroy_process_group(); dist.init_process_group("gloo")'),
+    ):
+        book.begin(source, ranks=ranks)
+        ends = book.next(p.CellEnded, ranks)
+        last |= ends
+        for end in ends.values():
+            failure = end.ended.failure
+            print(failure.message)
+            assert f'"cell {book.cell}", line' in failure.traceback, failure.traceback
+        assert out_of_step.notice(last)
+        book.begin(GROUP + SUM, anew=True)
+        last = book.next(p.CellEnded)
+        print(*(end.shown for end in last.values()), out_of_step.notice(last))
+    book.begin("dist.barrier(part); 'done'", ranks=(0, 1))
+    print(*(end.shown for end in book.next(p.CellEnded, (0, 1)).values()))
+    book.ask("end")
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_that_waits_for_ranks_which_do_not_run_it_fails_and_names_the_call(
+    torch_forks, tmp_path, golden
+):
+    program = RANKS.replace("{drive}", ALONE)
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program)
+    golden("\n".join(seen))
+
+
+# Ranks end the cell, and others wait in a call: of which the ended ones have made their part, or have not.
+SOME_END = """
+from distmagic.remote.rank import calls
+stay._BREAK_S = stay._ALONE_S = 0.2
+plain, looks = calls.waiting, 0
+def counted(*arguments):
+    global looks
+    looks += 1
+    if looks == 3:
+        Words().say(f"three looks/{rank}")
+    return plain(*arguments)
+calls.waiting = counted
+main.hear = lambda key: words.hear(key)
+BEGIN = '''
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+total = torch.ones(1)
+'''
+MADE = '''
+if rank == 2:
+    hear("three looks/1")
+left = dist.all_reduce(total, async_op=True)
+if rank > 0:
+    left.wait()
+'''
+def drive(book):
+    book.begin(BEGIN)
+    book.next(p.CellEnded)
+    for source, ended in ((MADE, (0,)), ("if rank == 1: dist.barrier()", (0, 2))):
+        book.begin(source)
+        ends = book.next(p.CellEnded, ended)
+        others = tuple(one for one in ALL if one not in ended)
+        book.ask(p.OthersEnded(cell=book.cell, ranks=others, ended=ended, groups=ends[0].groups), others)
+        for end in book.next(p.CellEnded, others).values():
+            print(end.ended.failure.message if end.ended.failure else end.ended.outcome)
+    book.ask("end")
+"""
+
+
+def test_a_rank_waits_no_longer_for_ranks_that_have_ended_the_cell_without_its_call(
+    torch_forks, tmp_path, golden
+):
+    program = RANKS.replace("{drive}", SOME_END)
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program)
+    golden("\n".join(seen))
+
+
+LONG = """
+import random
+from distmagic.remote.wire.cells import MOST_TEXT
+from distmagic.remote.wire.clipping import clipped
+def drive(book):
+    text = "x = 1\\n" * 8_000
+    began = book.begin("", text=clipped(text, MOST_TEXT), names={"data": random.Random(5).randbytes(55_000)})
+    print(began[0].text == text, book.next(p.CellEnded)[0].ended.outcome)
+    book.ask("end")
+"""
+
+
+def test_the_text_of_a_long_cell_is_kept_whole_beside_its_values(torch_forks, tmp_path):
+    program = RANKS.replace("{drive}", LONG)
+    [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 1, program)
+    assert seen == ["True returned"]

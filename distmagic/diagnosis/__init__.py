@@ -7,6 +7,7 @@ hosts. A finding may name a command as its cure, but only the user runs it. Read
     of_host.py    faults of a single host
     among.py      differences between hosts that should be equal
     gpus.py       faults of GPUs, and of the torch that uses them
+    nccl.py       processes that NCCL misses in a running job
     reach.py      which hosts can connect to which
     pairs.py      pairs of hosts with a slow network
     as_text.py    a report as text

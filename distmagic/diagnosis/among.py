@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from distmagic.diagnosis.finding import (
@@ -10,6 +11,7 @@ from distmagic.diagnosis.finding import (
     Level,
     Subject,
     filled,
+    is_loopback,
     odd_ones,
     others_have,
 )
@@ -22,13 +24,15 @@ class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
     `words` are the sentence about a host's value. `cure` is the advice for a value that differs from most hosts';
-    without a cure a difference is acceptable. Both have names in braces.
+    without a cure a difference is acceptable. `removal` is the advice for a value that most hosts lack, "" if it is
+    acceptable. All have names in braces.
     """
 
     title: str
     value: Callable[[Subject], str | None]
     words: str = ""
     cure: str = ""
+    removal: str = ""
 
 
 def limit(value: int, unit: int = 1, words: str = "") -> str:
@@ -45,7 +49,7 @@ def _mtu(one: Subject) -> str | None:
     """Return the MTU of the network interface that leads to other hosts."""
     route = one.examined.route
     mtu = one.examined.mtus.get(route.interface)
-    return str(mtu) if mtu and not route.address.startswith("127.") else None
+    return str(mtu) if mtu and not is_loopback(route.address) else None
 
 
 _PYTHON = "name a Python that has it: --python {host}=/path/to/python"
@@ -60,7 +64,7 @@ _ROWS = (
         title="torch",
         value=lambda one: one.facts.torch,
         words="torch {found}",
-        cure=f"Install torch {{usual}} there, or {_PYTHON}",
+        cure=f"Install torch {{usual}} on {{host}}, or {_PYTHON}",
     ),
     Trait(
         title="GPUs",
@@ -82,15 +86,13 @@ _ROWS = (
     ),
     Trait(
         title="driver",
-        value=lambda one: one.examined.driver or None,
-        words="driver {found}",
-        cure="Install driver {usual} on {host}, as on the others.",
+        value=lambda one: one.examined.driver or None,  # hosts of different drivers work together
     ),
     Trait(
         title="MTU",
         value=_mtu,
         words="the MTU of {card} is {found}",
-        cure="{by_hand} sudo ip link set dev {card} mtu {usual}",
+        cure="{as_root} ip link set dev {card} mtu {usual}",
     ),
     Trait(title="open files", value=lambda one: limit(one.examined.open_files)),
     Trait(
@@ -100,35 +102,46 @@ _ROWS = (
 )  # fmt: skip
 
 
-# Properties with their own field in `Examined`, and their titles.
-_NAMED = (
-    (
-        "variables",
-        "{title}={found}",
-        "Give all ranks one value: --env {title}={either}    # or change it in the start-up files of {host}",
-    ),
-    (
-        "packages",
-        "{title} {found}",
-        "Install the same packages on all hosts: %distributed env sync. By hand: python -m pip install '{title}=={either}'",
-    ),
-)
+_OF_A_HOST = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+)  # they name its own devices
 
 
 def rows(subjects: Sequence[Subject]) -> list[Trait]:
     """Return all properties that should be equal on these hosts, with the variables and packages of any of them."""
     found = list(_ROWS)
-    for field, words, cure in _NAMED:
-        names = {name for one in subjects for name in getattr(one.examined, field)}
-        for name in sorted(names - {"torch"}):
-            value = partial(_named, field, name)
-            found.append(Trait(title=name, value=value, words=words, cure=cure))
+    for name in sorted({name for one in subjects for name in one.examined.variables}):
+        found.append(
+            Trait(
+                title=name,
+                value=partial(_variable, name),
+                words="{title}={found}",
+                cure="" if name in _OF_A_HOST else "Give all ranks one value: --env {entry}    # or change it in the start-up files of {host}",
+                removal="Remove it from the start-up files of {host}, or give all ranks the right value: --env {title}=VALUE",
+            )
+        )  # fmt: skip
+    names = {name for one in subjects for name in one.examined.packages}
+    for name in sorted(names - {"torch"}):
+        found.append(
+            Trait(
+                title=name,
+                value=partial(_package, name),
+                words="{title} {found}",
+                cure="Install the same packages on all hosts: %distributed env sync. By hand: {by_hand} {python} -m pip install {pinned}",
+            )
+        )  # fmt: skip
     return found
 
 
-def _named(field: str, name: str, one: Subject) -> str:
-    values: Mapping[str, str] = getattr(one.examined, field)
-    return values.get(name, "")
+def _variable(name: str, one: Subject) -> str:
+    return one.examined.variables.get(name, "")
+
+
+def _package(name: str, one: Subject) -> str | None:
+    # Those of NVIDIA belong to a torch from pip; one from conda brings the same libraries otherwise.
+    missing = None if name.startswith("nvidia-") else ""
+    return one.examined.packages.get(name) or missing
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -148,6 +161,13 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
         if value is not None:
             values[one.name] = value
     usual, odd = odd_ones(values)
+    if not row.removal:
+        # A host without it is the odd one, also of two. If most are, they do without it.
+        usual, _ = odd_ones({host: one for host, one in values.items() if one})
+        has = [one for one in values.values() if one]
+        odd = {host: one for host, one in values.items() if one != usual}
+        if 2 * len(has) < len(values):
+            return
     for one in subjects:
         if one.name in odd:
             found = odd[one.name]
@@ -155,17 +175,27 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
                 "title": row.title,
                 "found": found,
                 "usual": usual,
-                "either": usual or found,
+                "entry": shlex.quote(f"{row.title}={usual}"),
                 "host": one.name,
                 "by_hand": one.by_hand,
-                "card": one.examined.route.interface,
+                "as_root": one.as_root,
+                "python": _pasted(one.facts.executable),
+                "pinned": _pasted(f"{row.title}=={usual}"),
+                "card": one.card,
             }
             what = filled(row.words, names) if found else f"{row.title} is missing"
-            evidence = f"{what}, where {others_have(subjects)} {usual or 'none'}."
+            evidence = f"{what}, where {others_have(subjects, one)} {usual or 'none'}."
             # Ranks with other minor versions of torch can't communicate.
             differs = found.split(".")[:2] != usual.split(".")[:2]
             level: Level = "error" if row.title == "torch" and differs else "warning"
-            yield Finding(level, one.name, row.title, evidence, filled(row.cure, names))
+            cure = row.cure if usual else row.removal
+            yield Finding(level, one.name, row.title, evidence, filled(cure, names))
+
+
+def _pasted(word: str) -> str:
+    """Return a word for a command of ssh: two shells read it."""
+    quoted = shlex.quote(word)
+    return quoted if quoted == word else shlex.quote(quoted)
 
 
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -186,12 +216,12 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
         first = names.setdefault(hostname, host)
         if first != host:
             evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."
-            cure = f"On {host}: sudo hostnamectl set-hostname {host}"
+            cure = f"{one.as_root} hostnamectl set-hostname {host}    # for a container: docker run --hostname {host}"
             yield Finding("warning", host, "host name", evidence, cure)
         first = addresses.setdefault(route.address, host)
         at = f"its address {route.address} on {route.interface} is"
         evidence = f"{at} that of {first}, too: who dials it reaches itself."
-        if route.address.startswith("127."):
+        if is_loopback(route.address):
             evidence = f"{at} one that no other host can dial."
         elif first == host:
             continue
@@ -213,5 +243,5 @@ def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
         apart_s = max(least - usual, usual - most)
         if apart_s > CLOCKS_APART_S:
             evidence = f"its clock is {apart_s:,.0f} s {where} {others}."
-            cure = f"{one.by_hand} sudo timedatectl set-ntp true"
+            cure = f"{one.as_root} timedatectl set-ntp true    # with chrony or systemd-timesyncd; for a container, on its machine"
             yield Finding("warning", one.name, "clock", evidence, cure)

@@ -15,6 +15,7 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its name, nothing is written there
 Level = Literal["error", "warning"]
 ANSWERS = ("open", "half", "refused", "silent", "no route", "no name", "another")
 ANY_PORT = 0  # instead of a free port's number
+MEMORY = "memory of GPU"  # the start of its checks
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,21 @@ class Subject:
     dials: Mapping[tuple[str, int], str] = field(default_factory=dict)
     named_ports: tuple[int, ...] = ()
 
+    @property
+    def as_root(self) -> str:
+        """The start of a command that runs a program on it as root. sudo needs a terminal to ask for a password."""
+        if self.examined.is_root:
+            return self.by_hand
+        program, _, way = self.by_hand.partition(" ")
+        terminal = " -t" if program.rpartition("/")[2] == "ssh" else ""
+        command = f"{program}{terminal} {way}".rstrip()
+        return command.replace("srun ", "srun --pty ", 1) + " sudo"
+
+    @property
+    def card(self) -> str:
+        """The network interface that leads to other hosts."""
+        return self.examined.route.interface
+
 
 @frozen
 class Line:
@@ -74,7 +90,7 @@ class Diagnosis:
     common.
 
     `square` has a line for each connecting host, () if all reach each other. `speeds` has the measured speeds of pairs
-    of hosts.
+    of hosts. `subjects` are the hosts that have answered.
     """
 
     hosts: tuple[str, ...]
@@ -83,6 +99,7 @@ class Diagnosis:
     alike: tuple[str, ...]
     square: tuple[Line, ...] = ()
     speeds: tuple[Line, ...] = ()
+    subjects: tuple[Subject, ...] = ()
     took_s: float = 0.0
 
     @property
@@ -91,15 +108,21 @@ class Diagnosis:
         return any(one.level == "error" for one in self.findings)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only the host itself can connect to an address."""
+    return address.startswith("127.") or address == "::1"
+
+
 def odd_ones(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return the value of most hosts, and those of the others, by host. In a tie, the first host's value counts."""
     usual = Counter(values.values()).most_common(1)[0][0] if values else ""
     return usual, {host: one for host, one in values.items() if one != usual}
 
 
-def others_have(subjects: Sequence[Subject]) -> str:
-    """Return the hosts with which the odd host is compared; of two hosts the second is the odd one."""
-    return f"{subjects[0].name} has" if len(subjects) == 2 else "the others have"
+def others_have(subjects: Sequence[Subject], odd: Subject) -> str:
+    """Return the hosts with which the odd host is compared."""
+    others = [one.name for one in subjects if one is not odd]
+    return f"{others[0]} has" if len(others) == 1 else "the others have"
 
 
 def filled(text: str, names: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distmagic.diagnosis.finding import Finding, Subject
+from distmagic.diagnosis.finding import MEMORY, Finding, Level, Subject
 
 _HELD_BYTES = 1 << 30  # displays and the driver use less
 
@@ -22,13 +22,15 @@ def findings(subject: Subject) -> Iterator[Finding]:
     elif torch and _major(built) > _major(highest) > 0:
         evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
     if evidence:
-        cure = f"Install a torch for CUDA {highest or 'of this driver'} there, or name a Python that has it: --python {name}=/path/to/python"
-        yield Finding("error", name, "CUDA of torch", evidence, cure)
+        cure = f"Install a torch for CUDA {highest or 'of this driver'} on {name}, or name a Python that has it: --python {name}=/path/to/python"
+        # A program may want no GPU, such as that of a display.
+        level: Level = "error" if built else "warning"
+        yield Finding(level, name, "CUDA of torch", evidence, cure)
     for number in range(len(examined.gpus)):
         yield from _of_device(subject, number)
     if examined.xid:
         evidence = f"the Linux kernel log has a GPU error: Xid {examined.xid}."
-        cure = f"{subject.by_hand} sudo dmesg -T | grep Xid    # then ask the host's owner to reset the GPU"
+        cure = f"{subject.as_root} dmesg -T | grep Xid    # then ask the host's owner to reset the GPU"
         yield Finding("warning", name, "Xid", evidence, cure)
 
 
@@ -40,16 +42,20 @@ def _major(version: str) -> int:
 
 def _of_device(subject: Subject, number: int) -> Iterator[Finding]:
     name, ask, gpu = subject.name, subject.by_hand, subject.examined.gpus[number]
+    root = subject.as_root
     if gpu.ecc_errors:
         evidence = f"GPU {number} has had {gpu.ecc_errors} memory errors that could not be corrected."
-        cure = f"{ask} sudo nvidia-smi --gpu-reset -i {number}    # when nothing runs there"
-        yield Finding("error", name, f"ECC of GPU {number}", evidence, cure)
+        cure = (
+            f"{root} nvidia-smi --gpu-reset -i {number}    # when nothing uses that GPU"
+        )
+        # Since the driver was loaded: the GPU may have replaced that memory meanwhile.
+        yield Finding("warning", name, f"ECC of GPU {number}", evidence, cure)
     if gpu.slowed_by:
         evidence = f"GPU {number} runs slower than it could, because of {gpu.slowed_by}."  # fmt: skip
         cure = f"{ask} nvidia-smi -q -i {number} -d PERFORMANCE,TEMPERATURE,POWER"
         yield Finding("warning", name, f"speed of GPU {number}", evidence, cure)
     if gpu.used_bytes > _HELD_BYTES:
-        who = ", ".join(gpu.holders) or "processes that can't be seen from there"
+        who = ", ".join(gpu.holders) or "processes that the host does not show"
         evidence = f"{gpu.used_bytes / 1e9:.1f} of {gpu.total_bytes / 1e9:.1f} GB of GPU {number} are held by {who}."
-        cure = f"End them if they are yours, or leave that GPU out with --devices: {ask} nvidia-smi -i {number}"
-        yield Finding("warning", name, f"memory of GPU {number}", evidence, cure)
+        cure = f"End them if they are yours (%distributed jobs), or leave that GPU out with --devices: {ask} nvidia-smi -i {number}"
+        yield Finding("warning", name, f"{MEMORY} {number}", evidence, cure)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distmagic.diagnosis.finding import SHARED_MEMORY, Finding, Subject, Unreached
+from distmagic.diagnosis.finding import (
+    SHARED_MEMORY,
+    Finding,
+    Subject,
+    Unreached,
+    is_loopback,
+)
 from distmagic.errors import HostError, PreflightError
 from distmagic.planning import preflight
 from distmagic.remote.records import places
@@ -61,11 +67,11 @@ def _of_name(subject: Subject) -> Iterator[Finding]:
     name, own = subject.examined.hostname, subject.examined.route.address
     found = subject.examined.name_addresses
     wrong = "" if found else "leads to no address"
-    if found and all(one.startswith("127.") or one == "::1" for one in found):
+    if found and all(map(is_loopback, found)):
         wrong = f"leads to {found[0]}"
-    if wrong and not own.startswith("127."):
-        evidence = f"its own name {name} {wrong} there. Programs that announce their name are not found by other hosts."
-        cure = f"In /etc/hosts on {subject.name}: {own} {name}"
+    if wrong and not is_loopback(own):
+        evidence = f"on the host, its own name {name} {wrong}. Programs that announce their name are not found by other hosts."
+        cure = f"In /etc/hosts on {subject.name}, instead of each other line with {name}: {own} {name}"
         yield Finding("warning", subject.name, "own name", evidence, cure)
 
 
@@ -76,19 +82,17 @@ def _of_limits(subject: Subject) -> Iterator[Finding]:
         if examined.shm_bytes < 0:
             size = "is missing"
         evidence = f"{SHARED_MEMORY} {size}: workers of a DataLoader, and NCCL, end with a bus error."
-        cure = f"{subject.by_hand} sudo mount -o remount,size=8G {SHARED_MEMORY}    # of a container: docker run --shm-size=8g"
+        cure = f"{subject.as_root} mount -o remount,size=8G {SHARED_MEMORY}    # for a container: docker run --shm-size=8g"
         yield Finding("warning", host, SHARED_MEMORY, evidence, cure)
     if 0 <= examined.open_files < _FEW_FILES:
         evidence = f"a process may open only {examined.open_files} files."
-        cure = f"In /etc/security/limits.d/files.conf on {host}: * soft nofile 65536"
+        cure = f"In /etc/security/limits.d/files.conf on {host}: * soft nofile 65536    # for a container: docker run --ulimit nofile=65536"
         yield Finding("warning", host, "open files", evidence, cure)
-    ports = examined.infiniband
+    ports = examined.infiniband if examined.gpus else {}  # only NCCL uses it
     active = [port for port, state in ports.items() if "ACTIVE" in state]
     if active and 0 <= examined.locked_bytes < _LOCKED_BYTES:
         evidence = f"a process may lock only {examined.locked_bytes >> 10} KiB of memory: NCCL can't use {active[0]}."
-        cure = (
-            f"In /etc/security/limits.d/memlock.conf on {host}: * - memlock unlimited"
-        )
+        cure = f"In /etc/security/limits.d/memlock.conf on {host}: * - memlock unlimited    # for a container: docker run --ulimit memlock=-1"
         yield Finding("error", host, "locked memory", evidence, cure)
     if ports and not active:
         port, state = next(iter(ports.items()))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distmagic.diagnosis.finding import Finding
+from distmagic.diagnosis.finding import Finding, Subject
 
 _SLOW = 0.7  # fraction of the usual bandwidth
 _LATE = 3.0  # times the usual latency
@@ -23,8 +23,8 @@ class Pair:
     bytes_per_s: float
 
 
-def findings(pairs: Sequence[Pair]) -> list[Finding]:
-    """Return the hosts and links that are slower than most."""
+def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Finding]:
+    """Return the hosts and links that are slower than most. `subjects` has the hosts by name."""
     if len(pairs) < 2:
         return []
     rates = sorted(pair.bytes_per_s for pair in pairs)
@@ -36,8 +36,8 @@ def findings(pairs: Sequence[Pair]) -> list[Finding]:
     slow = {pair.hosts for pair in pairs if pair.bytes_per_s < _SLOW * usual}
     late = {pair.hosts for pair in pairs if pair.latency_s > max(_LATE * prompt, prompt + _LATE_S)}  # fmt: skip
     return [
-        *_of(pairs, slow, "bandwidth", f"most pairs have {_rate(usual)}"),
-        *_of(pairs, late, "latency", f"most pairs need {_time(prompt)}"),
+        *_of(pairs, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
+        *_of(pairs, late, "latency", f"most pairs need {_time(prompt)}", subjects),
     ]
 
 
@@ -57,8 +57,8 @@ def _time(seconds: float) -> str:
 
 
 def _of(
-    pairs: Sequence[Pair], bad: set[tuple[str, str]], what: str, usual: str
-) -> Iterator[Finding]:
+    pairs: Sequence[Pair], bad: set[tuple[str, str]], what: str, usual: str, subjects: Mapping[str, Subject]
+) -> Iterator[Finding]:  # fmt: skip
     explained: set[tuple[str, str]] = set()
     how = "high" if what == "latency" else "low"
     for host in dict.fromkeys(name for pair in pairs for name in pair.hosts):
@@ -67,11 +67,16 @@ def _of(
             explained.update(pair.hosts for pair in own)
             best = max(own, key=lambda pair: pair.bytes_per_s)
             evidence = f"its {what} is {how} with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
-            cure = f"Look on {host} at its card and cable: ethtool CARD, ip -s link"
+            ask, card = subjects[host].by_hand, subjects[host].card
+            cure = f"Look at its card and cable: {ask} ethtool {card}\nand at its errors: {ask} ip -s link show {card}"
             yield Finding("warning", host, what, evidence, cure)
     for pair in pairs:
         if pair.hosts in bad - explained:
             one, other = pair.hosts
             evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
-            cure = f"Look on {other} at the way between them: mtr {one}, iperf3 -c {one}"  # fmt: skip
+            address = subjects[one].examined.route.address
+            cure = (
+                f"Look at the way between them: {subjects[other].by_hand} mtr -rn {address}\n"
+                f"By hand: {subjects[one].by_hand} iperf3 -s -1\nand meanwhile: {subjects[other].by_hand} iperf3 -c {address}"
+            )
             yield Finding("warning", other, f"{what} with {one}", evidence, cure)

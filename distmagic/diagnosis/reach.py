@@ -12,20 +12,27 @@ _WORDS = {
     "silent": "no answer",
     "half": "large packets are lost",
     "no route": "no route",
-    "no name": "its name is unknown there",
+    "no name": "its name is unknown",
     "another": "something else answers",
 }
 _CURES = {
-    "refused": "A firewall on {host} rejects it. Let the hosts through: sudo iptables -I INPUT -s {source} -j ACCEPT",
-    "silent": "A firewall or security group drops it. Let all TCP through between the hosts: sudo iptables -I INPUT -s {source} -j ACCEPT",
-    "half": "The MTU of the network is smaller than that of the cards. On {host}: sudo ip link set dev {interface} mtu 1500",
-    "no route": "Name hosts by addresses of one network, or add the route: ip route get {address}",
+    "refused": "A firewall on {host} rejects it. Let the hosts through: {root} {rule} -j ACCEPT",
+    "silent": "A firewall or security group drops it. Let all TCP through between the hosts: {root} {rule} -j ACCEPT",
+    "half": "The MTU of the network is smaller than that of the cards. Make it smaller: {root} ip link set dev {card} mtu {less}",
+    "no route": "Name hosts by addresses of one network, or add the route: {dialler} ip route get {address}",
     "no name": "In /etc/hosts of all hosts: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",
 }
 _SOME_PORT = 40000  # an example for a test by hand
-_BY_HAND = "By hand: {dialled} nc -l {port}, and {dialler} nc -vz {address} {port}"
-_LARGE_BY_HAND = "By hand: {dialler} ping -M do -s 8972 {address}"
+_BY_HAND = (
+    "By hand: {dialled} nc -l {port}\nand meanwhile: {dialler} nc -vz {address} {port}"
+)
+_LARGE_BY_HAND = "By hand: {dialler} ping -c 3 -M do -s {payload} {address}"
+_USUAL_MTU, _SAFE_MTU = 1500, 1280  # of Ethernet; of any network with IPv6
+_HEADERS = {
+    False: 28,
+    True: 48,
+}  # bytes of a ping before its payload, by whether it is IPv6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,15 +61,23 @@ class _Door:
         return f" at {self.dialled.examined.route.address}{named}"
 
     def finding(
-        self, what: str, more: str = "", *, of_dialler: bool = False
-    ) -> Finding:
-        """Return a finding about the host that listens, or about the one that connects."""
+        self, what: str, peers: Sequence[Subject], more: str = "", *, of_dialler: bool = False
+    ) -> Finding:  # fmt: skip
+        """Return a finding about the host that listens, or about the one that connects; `peers` are the others."""
         host = self.dialler if of_dialler else self.dialled
+        address = self.dialled.examined.route.address
+        is_v6 = ":" in address
+        others = ",".join(one.examined.route.address for one in peers)
+        rule = f"OUTPUT -d {others}" if of_dialler else f"INPUT -s {others}"
+        mtu = self.dialler.examined.mtus.get(self.dialler.card, _USUAL_MTU)
         words = {
             "host": host.name,
-            "address": self.dialled.examined.route.address,
-            "source": self.dialler.examined.route.address,
-            "interface": self.dialled.examined.route.interface,
+            "root": host.as_root,
+            "rule": f"{'ip6tables' if is_v6 else 'iptables'} -I {rule}",
+            "address": address,
+            "card": host.card,
+            "less": str(_USUAL_MTU if mtu > _USUAL_MTU else _SAFE_MTU),
+            "payload": str(mtu - _HEADERS[is_v6]),
             "dialler": self.dialler.by_hand,
             "dialled": self.dialled.by_hand,
             "port": str(self.port or _SOME_PORT),
@@ -106,17 +121,23 @@ def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Fi
         if len(into) > 1 and all(door.is_shut for door in into):
             explained += into + (out if can_dial_none else [])
             more = ", and it can dial none" if can_dial_none else ""
-            yield into[0].finding(f"no other host can dial it{into[0].place}", more)
+            what = f"no other host can dial it{into[0].place}"
+            yield into[0].finding(what, [door.dialler for door in into], more)
         elif len(out) > 1 and can_dial_none:
             # Each of the others may be cut off from all hosts.
             others = {door.pair[1] for door in out}
             if any(door.pair[1] in others and not door.is_shut for door in doors):
                 explained += out
                 at = "" if out[0].port == ANY_PORT else f" at port {out[0].port}"
-                yield out[0].finding(f"it can dial no other host{at}", of_dialler=True)
+                what, them = (
+                    f"it can dial no other host{at}",
+                    [door.dialled for door in out],
+                )
+                yield out[0].finding(what, them, of_dialler=True)
     for door in doors:
         if door.is_shut and door not in explained:
-            yield door.finding(f"{door.dialler.name} can't dial it{door.place}")
+            what = f"{door.dialler.name} can't dial it{door.place}"
+            yield door.finding(what, [door.dialler])
 
 
 def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...]:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from distmagic.diagnosis import among, gpus, of_host, pairs, reach
+from distmagic.diagnosis import among, gpus, nccl, of_host, pairs, reach
 from distmagic.diagnosis.as_html import html
 from distmagic.diagnosis.as_text import text
 from distmagic.diagnosis.finding import (
+    MEMORY,
     SHARED_MEMORY,
     Diagnosis,
     Finding,
@@ -48,13 +49,19 @@ class Report(Diagnosis):
 
 
 def report(
-    every: Sequence[Subject | Unreached], local_torch: str | None, took_s: float = 0.0
+    every: Sequence[Subject | Unreached],
+    local_torch: str | None,
+    took_s: float = 0.0,
+    reported: Sequence[Finding] = (),
 ) -> Report:
-    """Return the faults of these hosts, and their differences. `local_torch` is this machine's version of torch."""
+    """Return the faults of these hosts, and their differences.
+
+    `local_torch` is this machine's version of torch, and `reported` are findings of the scheduler.
+    """
     there = [one for one in every if isinstance(one, Subject)]
     hosts = [one.name for one in every]
     found = sorted(
-        _findings(every, there, local_torch),
+        [*reported, *_findings(every, there, local_torch)],
         key=lambda one: (one.level != "error", hosts.index(one.host)),
     )
     compared = {"reached": {one.name: _reached(one) for one in every}}
@@ -80,6 +87,7 @@ def report(
         table=(*table, *[line for line in lines if line.odd]),
         alike=tuple(alike),
         square=reach.square(hosts, there),
+        subjects=tuple(there),
         took_s=took_s,
     )
 
@@ -93,6 +101,7 @@ def _findings(
     for one in there:
         found += gpus.findings(one)
     found += among.findings(there)
+    found += nccl.findings(there)
     for host in every:
         if isinstance(host, Unreached):
             found.append(of_host.of_error(host))
@@ -128,7 +137,7 @@ def _looked_at(subject: Subject) -> dict[str, str]:
     examined = subject.examined
     devices = {}
     for number, gpu in enumerate(examined.gpus):
-        devices[f"memory of GPU {number}"] = f"{gpu.used_bytes / 1e9:.1f} GB"
+        devices[f"{MEMORY} {number}"] = f"{gpu.used_bytes / 1e9:.1f} GB"
         devices[f"ECC of GPU {number}"] = str(gpu.ecc_errors)
         devices[f"speed of GPU {number}"] = gpu.slowed_by or "full"
     return devices | {
@@ -146,6 +155,7 @@ def with_pairs(
 ) -> Report:
     """Return the report with the measurements of ranks, one on each host, in their order."""
     measured = []
+    subjects = {one.name: one for one in before.subjects}
     speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
     for rank, measures in results.items():
         for other, latency_s, bytes_per_s in measures:
@@ -157,12 +167,19 @@ def with_pairs(
                     speeds[one][peer] = pairs.in_words(pair)
     return replace(
         before,
-        findings=(*before.findings, *pairs.findings(measured)),
+        findings=(*before.findings, *pairs.findings(measured, subjects)),
         speeds=tuple(
             _line(host, cells, before.hosts) for host, cells in speeds.items()
         ),
         took_s=before.took_s + took_s,
     )
+
+
+def without_pairs(before: Report) -> Report:
+    """Return the report of hosts on which a measuring run would fail."""
+    evidence = "the speed between hosts was not measured, because a run would fail."
+    finding = Finding("warning", before.hosts[0], "collective", evidence, "Mend the errors first.")  # fmt: skip
+    return replace(before, findings=(*before.findings, finding))
 
 
 def with_failure(before: Report, error: DistmagicError) -> Report:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
 # Completions after `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
-_COLLECTIVES_S = 600.0  # a generous limit: hosts may start slowly
+_COLLECTIVES_S = 180.0  # a generous limit: hosts may start slowly
 
 
 def hosts(line: CommandLine) -> None:
@@ -203,6 +203,7 @@ def doctor(line: CommandLine) -> Report:
 
     With --collective, also the speed between pairs of hosts, if a run can start.
     """
+    from distmagic.diagnosis.report import without_pairs
     from distmagic.session.doctor import CONNECT_S, examine, imported
 
     notebook, hosts = line.notebook, known_hosts(line)
@@ -213,9 +214,12 @@ def doctor(line: CommandLine) -> Report:
         access = replace(access, connect_timeout_s=seconds)
         line = replace(line, request=replace(line.request, access=access))
     packages = imported(notebook.shell.user_ns) if notebook.shell is not None else ()
-    found = examine(reach(line, hosts), packages)
-    if line.flags.collective and len(hosts) > 1 and not found.has_errors:
-        found = _with_collectives(line, found, hosts)
+    first_links = reach(line, hosts)
+    reported = notebook.session().allocations.findings(hosts, line.asker)
+    found = examine(first_links, packages, reported=reported)
+    if line.flags.collective and len(hosts) > 1:
+        is_well = not found.has_errors
+        found = _with_collectives(line, found, hosts) if is_well else without_pairs(found)  # fmt: skip
     cures = [replace(one, cure=notebook.worded(one.cure)) for one in found.findings]
     found = replace(found, findings=tuple(cures), is_data=line.flags.json)
     if notebook.shell is None:

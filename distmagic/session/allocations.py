@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distmagic.connection.connections import Connect
+from distmagic.diagnosis.finding import Finding
 from distmagic.errors import AllocationEnded, RunError
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
@@ -81,6 +82,12 @@ class Allocations:
         for one in self._all:
             if one.source in sources:
                 one.advise(error)
+
+    def findings(self, hosts: Sequence[Host], asker: Asker) -> list[Finding]:
+        """Return what schedulers report to be wrong with these hosts, for the doctor."""
+        sources = {host.allocation for host in hosts}
+        held = [one for one in self._all if one.source in sources]
+        return [finding for one in held for finding in one.findings(asker)]
 
     def end(self) -> None:
         """Release all hosts, even if jobs run on them, and close the connections to log-in nodes."""

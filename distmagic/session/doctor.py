@@ -19,7 +19,13 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests import host_requests
-from distmagic.diagnosis.finding import ANSWERS, ANY_PORT, Subject, Unreached
+from distmagic.diagnosis.finding import (
+    ANSWERS,
+    ANY_PORT,
+    Finding,
+    Subject,
+    Unreached,
+)
 from distmagic.diagnosis.report import Report, report
 from distmagic.errors import DistmagicError
 from distmagic.remote.system import facts
@@ -67,13 +73,16 @@ class _Visit:
 
 
 def examine(
-    first_links: FirstLinks, packages: Sequence[str] = (), port: int = 0
+    first_links: FirstLinks,
+    packages: Sequence[str] = (),
+    port: int = 0,
+    reported: Sequence[Finding] = (),
 ) -> Report:
     """Return the faults of the hosts, and of the network between them. An unreachable host is a finding, too.
 
     Each host is asked once, and then connects to each other one. `packages` are the notebook's packages, by
-    distribution name. `port` is the rendezvous port if the user has named one, else torch's default is tested. Raises
-    `Cancelled` for an interrupt.
+    distribution name. `port` is the rendezvous port if the user has named one, else torch's default is tested.
+    `reported` are findings of the hosts' scheduler. Raises `Cancelled` for an interrupt.
     """
     began = time.monotonic()
     found = first_links.each()
@@ -97,7 +106,8 @@ def examine(
     every: list[Subject | Unreached] = [
         one if isinstance(one, Unreached) else next(answered) for one in asked
     ]
-    return report(every, facts.torch_version(), time.monotonic() - began)
+    took_s = time.monotonic() - began
+    return report(every, facts.torch_version(), took_s, reported)
 
 
 def imported(names: dict[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.diagnosis.as_text import in_words
+from distmagic.diagnosis.finding import MEMORY
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
@@ -87,10 +88,13 @@ class RunEnding:
         with closing(NotebookAsker(can_ask=False)) as asker:
             try:
                 first_links = self.reach(fleet.hosts, access, asker)
-                found = doctor.examine(first_links, port=port)
+                reported = self.allocations.findings(fleet.hosts, asker)
+                found = doctor.examine(first_links, port=port, reported=reported)
             except (Exception, KeyboardInterrupt):  # noqa: BLE001
                 return ""  # the run's own error is raised, whatever fails here
-        return in_words(found.findings)
+        # Memory of GPUs stops no network; other runs of the same user have some.
+        causes = [one for one in found.findings if not one.check.startswith(MEMORY)]
+        return in_words(causes)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
         """Stop following a detached job, which runs on; return the object that attaches to it or stops it."""

@@ -142,7 +142,7 @@ class Explanation:
         if others:
             return "They wait in different calls: every rank has to make the same collective calls, in the same order."
         return (
-            "All wait in the same call, so its data does not arrive. Look at the network between the hosts, and whether "
+            "All wait in the same call, so its data does not arrive. Look at the network between the hosts (%distributed doctor), and whether "
             "all ranks make this call equally often, with the same shapes."
         )
 
@@ -178,7 +178,7 @@ class Explanation:
         side = parted.sides[0]
         call = f"call {parted.number} of {parted.group}, {side.call}"
         if parted.kind == "together":
-            return f"Each rank waits in {call}, so its data does not arrive. Look at the network between the hosts."
+            return f"Each rank waits in {call}, so its data does not arrive. Look at the network between the hosts: %distributed doctor."
         if all(parted.missing[0] not in group.ranks for group in self.groups):
             return f"{self._who(parted.missing).capitalize()} ended without {call}, in which the others wait."
         them = "it" if len(parted.missing) == 1 else "them"

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from distmagic.connection.connections import Connect
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.diagnosis.finding import Finding
 from distmagic.errors import DistmagicError, RunError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Hosts, Source
@@ -52,6 +53,9 @@ class Held(Protocol):
 
     def advise(self, error: RunError) -> None:
         """Add advice to the error of a run on its hosts, as far as it is involved."""
+
+    def findings(self, asker: Asker) -> Sequence[Finding]:
+        """Return what the system reports to be wrong with the hosts, for the doctor; () also without an answer."""
 
     def end(self) -> None:
         """Release the hosts, even if jobs run on them."""

@@ -9,7 +9,7 @@ import pytest
 
 from distmagic import cli
 from distmagic.diagnosis.report import Report
-from distmagic.errors import RendezvousFailed
+from distmagic.errors import Hung, RendezvousFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.doctor import examine
 from tests.e2e.runner import all_reduce, as_value, reach, run
@@ -40,6 +40,26 @@ def test_healthy_hosts_have_no_finding_and_nothing_is_left_on_them(ended):
     report = examined(ended)
     assert (report.findings, report.table) == ((), ()), repr(report)
     assert [host.files("/home/node") for host in ended.hosts] == before
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_healthy_labs_of_other_sizes_have_no_finding(make_lab, count):
+    report = examined(make_lab(count))
+    assert (report.findings, report.table, report.square) == ((), (), ()), repr(report)
+
+
+def test_bridges_of_containers_have_one_address_on_all_hosts_and_are_no_finding(ended):
+    for host in ended.hosts:
+        host.is_to_be_mended()
+        for words in (
+            "link add docker0 type bridge",
+            "addr add 172.17.0.1/16 dev docker0",
+            "link set docker0 up",
+        ):
+            done = host.exec(["ip", *words.split()])
+            assert done.returncode == 0, done.stderr
+    report = examined(ended)
+    assert report.findings == (), repr(report)
 
 
 # ---- the way to a host
@@ -274,7 +294,37 @@ def test_a_slow_link_is_told_from_a_slow_host(ended, capsys):
     assert found == [("dm2", "bandwidth with dm1")]
 
 
+def test_a_slow_host_is_told_from_a_slow_link(ended, capsys):
+    for host, megabits in zip(ended.hosts, (160, 160, 60), strict=True):
+        send_at(host, megabits)
+    words = ["doctor", "--collective", "--json", "--hosts", "dm1,dm2,dm3"]
+    assert cli.main([*words, *way(ended)]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    found = [(one["host"], one["check"]) for one in findings]
+    assert found == [("dm3", "bandwidth")]
+    assert "ethtool eth0" in findings[0]["cure"]
+
+
 # ---- by itself
+
+
+def stand_still() -> None:
+    """Report one step of two, and never the second one."""
+    import time
+
+    import distmagic
+
+    distmagic.report(step=1, total=2)
+    while True:
+        time.sleep(0.1)
+
+
+def test_under_a_hang_stands_what_is_wrong(lab):
+    small_memory(lab)
+    with pytest.raises(Hung) as caught:
+        run(lab, "dm1:1,dm2:1", as_value(stand_still), hang_timeout_s=5.0)
+    assert "warning: dm2: /dev/shm has only 64 MiB" in str(caught.value)
+    assert "warning: dm1" not in str(caught.value)
 
 
 def test_under_a_rendezvous_that_failed_stands_what_is_wrong(lab):

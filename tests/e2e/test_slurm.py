@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
+import distmagic
+from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import Cancelled, Unreachable
 from distmagic.state.model import RunState
 from distmagic.systems.slurm.srun_words import STEP_OPTIONS
-from tests.e2e.programs import count
+from tests.e2e import runner
+from tests.e2e.programs import count, fail_at_first
 from tests.e2e.runner import Watch, all_reduce, as_value, at_work
-from tests.e2e.slurm_cells import Held, failure, interrupt, kill, ours, replaced
+from tests.e2e.slurm_cells import HELD, Held, failure, interrupt, kill, ours, replaced
 from tests.lab import wait_until
 from tests.lab.slurm import LOOK_S, SlurmLab
 
@@ -68,6 +71,42 @@ def test_ranks_see_nothing_of_the_keepers_task_and_their_jobs_number(held):
     found = held.run(as_value(variables))
     (job,) = held.slurm.jobs()
     assert dict(found.results) == {0: ([], job, "0,1"), 1: ([], job, "0,1")}
+
+
+def test_the_doctor_names_a_node_that_slurm_takes_out_of_use(held):
+    held.run(as_value(all_reduce))
+    (allocation,) = held.kernel.allocations.alive
+    node = held.slurm.names[1]
+    asker = NotebookAsker(can_ask=False)
+    of_node = ("scontrol", "update", f"nodename={node}")
+    held.slurm.command(*of_node, "state=drain", "reason=bad fan")
+    try:
+        (finding,) = held.kernel.allocations.findings(allocation.hosts, asker)
+    finally:
+        held.slurm.command(*of_node, "state=resume")
+    assert (finding.host, finding.check) == (node, "Slurm")
+    assert "draining. Its reason: bad fan" in finding.evidence
+    assert held.kernel.allocations.findings(allocation.hosts, asker) == []
+
+
+def test_a_sweep_has_a_run_at_a_time_on_each_node_of_one_allocation(held):
+    sweep = distmagic.sweep(
+        as_value(fail_at_first),
+        {"lr": [0.1, 0.2], "seed": range(2)},
+        allocation=HELD,
+        access=runner.access(held.slurm.lab, warm_idle_s=60.0),
+        name="s",
+    )
+    sweep.wait()
+    assert sorted(sweep.failed) == ["s-1", "s-3"], sweep.failed
+    sweep.rerun()
+    sweep.wait()
+    assert sweep.failed == {}
+    found = [run.results[0][:3] for run in sweep.runs.values()]
+    assert found == [(0.1, 0, 1), (0.1, 1, 1), (0.2, 0, 1), (0.2, 1, 1)]
+    hosts = {node.host for run in sweep.runs.values() for node in run.state.nodes}
+    assert hosts == set(held.slurm.names)
+    assert len(held.slurm.jobs()) == 1
 
 
 # ---- sruns that are killed

@@ -10,23 +10,22 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-from distmagic.remote.checkup import gpu_health
-from distmagic.remote.system import facts
+from distmagic.remote.checkup import gpu_health, nccl_ras
+from distmagic.remote.system import facts, threads
 from distmagic.remote.wire import protocol
 
 _VARIABLES = re.compile(
     r"(NCCL|GLOO|OMP|MKL|TORCH|PET|UCX|FI)_\w+|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|MASTER_(ADDR|PORT)|LD_PRELOAD"
 )
 _WORD_CHARS = 200
+_NAME_S = 1.5  # time limit for a name server, which may be down
+_CAP_IPC_LOCK = 1 << 14
+_VERBS, _PORTS = Path("/dev/infiniband"), "/sys/class/infiniband"
 
 
 def examine(packages: tuple[str, ...]) -> protocol.Examined:
     """Return the doctor's data about this host, and the versions of these packages for this interpreter."""
     hostname = socket.gethostname()
-    addresses: list[str] = []
-    with contextlib.suppress(OSError):  # it leads nowhere
-        found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-        addresses += [str(entry[4][0]) for entry in found]
     variables = {}
     for name, value in os.environ.items():
         if _VARIABLES.fullmatch(name):
@@ -37,10 +36,12 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
     with contextlib.suppress(OSError):
         disk = os.statvfs("/dev/shm")
         shm_bytes = disk.f_blocks * disk.f_frsize
+    if _capabilities() & _CAP_IPC_LOCK:
+        locked = resource.RLIM_INFINITY
     driver, driver_cuda, gpus = gpu_health.gpus()
     return protocol.Examined(
         hostname=hostname,
-        name_addresses=tuple(dict.fromkeys(addresses)),
+        name_addresses=_addresses_of(hostname),
         mtus={
             path.parent.name: int(text)
             for path, text in _read_all("/sys/class/net", "*/mtu")
@@ -48,11 +49,8 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
         shm_bytes=shm_bytes,
         open_files=_limit(open_files),
         locked_bytes=_limit(locked),
-        # The state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`.
-        infiniband={
-            f"{path.parents[2].name}/{path.parent.name}": text
-            for path, text in _read_all("/sys/class/infiniband", "*/ports/*/state")
-        },
+        is_root=os.geteuid() == 0,
+        infiniband=_infiniband(),
         variables=dict(sorted(variables.items())),
         packages=_versions(packages),
         torch_cuda=facts.of_torch("cuda", "") or "",
@@ -60,7 +58,44 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
         driver_cuda=driver_cuda,
         gpus=gpus,
         xid=gpu_health.last_xid() if gpus else "",
+        nccl=nccl_ras.errors() if gpus else "",
     )
+
+
+def _addresses_of(name: str) -> tuple[str, ...]:
+    """Return the addresses of a name; () if it has none, or if no name server answers in time."""
+    found: list[str] = []
+
+    def resolve() -> None:
+        with contextlib.suppress(OSError):
+            for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+                found.append(str(entry[4][0]))
+
+    threads.begin("dns", resolve).join(_NAME_S)
+    return tuple(dict.fromkeys(found))
+
+
+def _infiniband() -> dict[str, str]:
+    """Return the state of each port of InfiniBand or RoCE: `mlx5_0/1` is `4: ACTIVE`.
+
+    A container without these devices still sees their ports, and NCCL does not use them.
+    """
+    devices = _VERBS.glob("uverbs*")
+    if not any(os.access(one, os.R_OK | os.W_OK) for one in devices):
+        return {}
+    return {
+        f"{path.parents[2].name}/{path.parent.name}": text
+        for path, text in _read_all(_PORTS, "*/ports/*/state")
+    }
+
+
+def _capabilities() -> int:
+    """Return the effective capabilities of this process, as a bit mask; 0 if unknown."""
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        if found := re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE):
+            return int(found[1], 16)
+    return 0
 
 
 def _limit(value: int) -> int:

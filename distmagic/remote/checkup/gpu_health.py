@@ -22,6 +22,8 @@ _SLOWED = (
     (0x08, "hardware"),
 )
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
+# Caused by a program, or by the end of one: the GPU is well. NVIDIA's plugin for Kubernetes ignores the same.
+_OF_PROGRAMS = (b"13", b"31", b"43", b"45", b"68", b"109")
 _LOG_BYTES = 1 << 20
 
 
@@ -50,7 +52,10 @@ def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
         driver = ctypes.create_string_buffer(_TEXT_BYTES)
         _ask(nvml, "nvmlSystemGetDriverVersion", driver, _TEXT_BYTES)
         cuda = ctypes.c_int()
-        _ask(nvml, "nvmlSystemGetCudaDriverVersion", ctypes.byref(cuda))
+        # The newer call also knows the package for forward compatibility.
+        place = ctypes.byref(cuda)
+        if not _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2", place):
+            _ask(nvml, "nvmlSystemGetCudaDriverVersion", place)
         highest = (
             f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else ""
         )
@@ -73,8 +78,10 @@ def _ask(nvml: Any, name: str, *arguments: object) -> bool:
 def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
     name = ctypes.create_string_buffer(_TEXT_BYTES)
     _ask(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
-    memory = _Memory()
-    _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    memory, mig, pending = _Memory(), ctypes.c_uint(), ctypes.c_uint()
+    places = ctypes.byref(mig), ctypes.byref(pending)
+    if not (_ask(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value):
+        _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     errors = ctypes.c_ulonglong()
     _ask(
         nvml,
@@ -120,7 +127,7 @@ def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
 
 
 def last_xid() -> str:
-    """Return the last GPU fault (Xid) in the kernel's log: place and number; "" for none, or an unreadable log."""
+    """Return the last fault (Xid) of a GPU itself in the kernel's log: place and number; "" for none, or no log."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -130,7 +137,8 @@ def last_xid() -> str:
         while left > 0:
             line = os.read(log, 8192)
             left -= len(line) or left
-            if found := _XID.search(line):
+            found = _XID.search(line)
+            if found and found[2] not in _OF_PROGRAMS:
                 last = f"{found[2].decode()} ({found[1].decode(errors='replace')})"
     except OSError:  # the end, or a line that was overwritten meanwhile
         pass

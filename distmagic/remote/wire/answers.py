@@ -80,8 +80,11 @@ class Examined:
     mtus: dict[Word, int] = field(default_factory=dict)  # by interface
     shm_bytes: int = -1  # size of /dev/shm, -1 without one
     open_files: int = -1  # soft limit, -1 for none
-    locked_bytes: int = -1  # soft limit, -1 for none
-    # The state of each port, in Linux's words.
+    locked_bytes: int = (
+        -1
+    )  # soft limit, -1 for none, or for a process that may ignore it
+    is_root: bool = False  # whether the user needs no sudo
+    # The state of each port that this user can use, in Linux's words.
     infiniband: dict[Word, Word] = field(default_factory=dict)
     # Those that affect collectives and threads.
     variables: dict[Word, Word] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class Examined:
     driver: Word = ""
     driver_cuda: Word = ""  # the driver's highest CUDA version
     xid: Word = ""  # the last GPU fault in the kernel's log
+    nccl: Paragraph = ""  # errors that NCCL reports of a running job of this user
     gpus: tuple[GpuHealth, ...] = ()
 
 

@@ -342,6 +342,7 @@ class Gpu:
 class GpuHealth:
     """NVML's data about a GPU that matter before a run. `holders` are processes that use its memory.
 
+    A GPU that MIG divides has no memory of its own: each part is isolated from the others.
     `ecc_errors` are uncorrected errors since the driver was loaded. `slowed_by` is why it runs slower than it could, ""
     for nothing.
     """

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.diagnosis.finding import Finding
 from distmagic.errors import (
     DistmagicError,
     NodeLost,
@@ -223,6 +224,10 @@ class Cluster:
         """Add advice to the error of a run on its hosts, as far as the cluster is involved."""
         if isinstance(error, NodeLost) and self.error is not None:
             error.hint = self.error.hint
+
+    def findings(self, asker: Asker) -> tuple[Finding, ...]:  # noqa: ARG002 - as an allocation's
+        """Return (): SkyPilot only reports that a cluster is down, which its hosts' SSH errors name."""
+        return ()
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a transport to one of the hosts. Raises the errors of connecting."""

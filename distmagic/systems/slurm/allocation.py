@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from distmagic.connection.prompts import NotebookAsker
+from distmagic.diagnosis.finding import Finding
 from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
@@ -244,6 +245,12 @@ class Allocation:
             error.hint = self.error.hint  # jobs on it have ended with it
         elif memory.REACHED in error.message:
             error.hint = f"{MORE_MEMORY}\n{error.hint}"
+
+    def findings(self, asker: Asker) -> tuple[Finding, ...]:
+        """Return its nodes that Slurm takes out of use; () also if Slurm does not answer soon."""
+        names = [host.name for host in self.hosts]
+        ask = srun_words.on_login(self.request.login)
+        return commands.node_findings(self._shell, names, ask, asker)
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return the reason of the allocation's end, if srun only reports that it has ended."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 
+from distmagic.diagnosis.finding import Finding
 from distmagic.errors import DistmagicError, Unreachable, UsageError
-from distmagic.systems.slurm import job_states, srun_words, submission
+from distmagic.systems.slurm import (
+    job_states,
+    node_states,
+    srun_words,
+    submission,
+)
 from distmagic.systems.slurm.job_states import JobState
 from distmagic.systems.slurm.shell import Shell
 from distmagic.transports.asking import Asker
@@ -35,6 +42,16 @@ def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
         return job_states.rows(answer.out)
     except ValueError as error:
         raise Unreachable(shell.name, f"squeue: {error}.") from None
+
+
+def node_findings(
+    shell: Shell, nodes: Sequence[str], ask: str, asker: Asker
+) -> tuple[Finding, ...]:
+    """Return the nodes that Slurm takes out of use; () also if it does not answer soon. See `node_states.findings`."""
+    with suppress(DistmagicError):
+        answer = shell.run(node_states.sinfo(nodes), asker, timeout_s=SOON_S)
+        return node_states.findings(answer.out, nodes, ask)
+    return ()
 
 
 def cancel(shell: Shell, job: str, asker: Asker) -> None:

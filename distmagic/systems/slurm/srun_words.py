@@ -17,7 +17,7 @@ from distmagic.errors import (
     PreflightError,
     Unreachable,
 )
-from distmagic.request.hosts import Source
+from distmagic.request.hosts import Source, parse_host
 from distmagic.transports import Argv
 
 KEPT_VARIABLES = (
@@ -51,11 +51,16 @@ STEP_OPTIONS = (
 )  # fmt: skip
 
 
+def on_login(login: str) -> str:
+    """Return the start of a command on a log-in node, with a blank; "" for this machine."""
+    return f"{parse_host(login).by_hand()} " if login else ""
+
+
 def source(login: str, job: str) -> Source:
     """Return the source of a job's nodes. `login` is "" for a job of this machine."""
     return Source(
         name=f"{login or 'here'}:slurm:{job}",
-        by_hand=f"srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
+        by_hand=f"{on_login(login)}srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
         ended=f"Slurm job {job} has ended.",
         cure="Run the cell again: it asks for new nodes.",
     )

@@ -70,6 +70,9 @@ class Shelf:
     def advise(self, error):
         error.hint = f"Ask the toys.\n{error.hint}"
 
+    def findings(self, asker):
+        return ()
+
     def end(self):
         self.is_alive = False
 

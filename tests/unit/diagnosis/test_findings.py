@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distmagic.diagnosis.finding import Subject, Unreached
+from distmagic.diagnosis.finding import Finding, Subject, Unreached
 from distmagic.diagnosis.report import Report, report
 from distmagic.remote.wire.protocol import Examined, Facts, GpuHealth, Route
 from distmagic.transports import troubles
@@ -53,6 +53,15 @@ def host(number: int, examined: Any = None, facts: Any = None, **more: Any) -> S
         examined=replace(plain, **(examined or {})),
     )
     return replace(subject, **more)
+
+
+HARMLESS = {
+    "another driver": {"driver": "535.5"},
+    "devices of its own": {"variables": {"CUDA_VISIBLE_DEVICES": "GPU-3f2a"}},
+    "a package that the others do without": {"packages": {"torch": TORCH, "numpy": "2.1.0", "peft": "0.15.0"}},
+    "a torch from conda": {"packages": {"torch": TORCH, "numpy": "2.1.0", "nvidia-nccl-cu12": ""}},
+    "InfiniBand of a host without GPUs": {"gpus": (), "infiniband": {"mlx5_0/1": "1: DOWN", "mlx5_1/1": "4: ACTIVE"}},
+}  # fmt: skip
 
 
 def found(*odd: Subject | Unreached) -> Report:
@@ -116,7 +125,6 @@ SICK = {
     "variable": host(3, examined={"variables": {"NCCL_SOCKET_IFNAME": "docker0"}}),
     "a GPU less": host(3, facts={"gpus": 7}, examined={"gpus": (GPU,) * 7}),
     "another model": host(3, examined={"gpus": (replace(GPU, model="A100"),) * 8}),
-    "another driver": host(3, examined={"driver": "535.5"}),
     "old driver": host(3, examined={"driver": "470.1", "driver_cuda": "11.4"}),
     "ECC": host(3, examined={"gpus": (GPU, replace(GPU, ecc_errors=3), *(GPU,) * 6)}),
     "heat": host(3, examined={"gpus": (replace(GPU, slowed_by="heat"), *(GPU,) * 7)}),
@@ -134,10 +142,84 @@ def test_the_odd_host_is_named_with_evidence_and_cure(what, golden):
     golden(said)
 
 
+@pytest.mark.parametrize("what", HARMLESS)
+def test_a_difference_with_which_hosts_work_together_is_no_finding(what):
+    with_nccl = {"packages": {"torch": TORCH, "numpy": "2.1.0", "nvidia-nccl-cu12": "2.27.3"}}  # fmt: skip
+    usual = with_nccl if "conda" in what else {}
+    odd = host(3, examined=HARMLESS[what])
+    said = report([host(1, usual), host(2, usual), odd], TORCH)
+    assert said.findings == (), repr(said)
+
+
+def test_a_variable_that_one_host_lacks_gets_the_value_of_the_others_in_quotes():
+    usual = {"variables": {"NCCL_SOCKET_IFNAME": "eth0 eth1"}}
+    (finding,) = report([host(1, usual), host(2, usual), host(3)], TORCH).findings
+    assert "--env 'NCCL_SOCKET_IFNAME=eth0 eth1'" in finding.cure
+
+
+def test_a_variable_of_one_host_alone_is_no_advice_for_all():
+    (finding,) = found(SICK["variable"]).findings
+    assert "docker0" in finding.evidence
+    assert "docker0" not in finding.cure
+
+
+def test_of_two_hosts_the_one_without_a_package_is_named_with_a_command_for_it():
+    bare = host(1, examined={"packages": {"torch": TORCH, "numpy": ""}})
+    (finding,) = report([bare, host(2)], TORCH).findings
+    assert (finding.host, finding.check) == ("gpu-1", "numpy")
+    assert finding.evidence == "numpy is missing, where gpu-2 has 2.1.0."
+    assert f"ssh gpu-1 {bare.facts.executable} -m pip install numpy==2.1.0" in finding.cure  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "is_root", "command"),
+    [
+        ("ssh -F '/a b' -p 2222 me@gpu-3", False, "ssh -t -F '/a b' -p 2222 me@gpu-3 sudo mount"),
+        ("/usr/bin/ssh gpu-3", False, "/usr/bin/ssh -t gpu-3 sudo mount"),
+        ("srun --jobid=7 -w gpu-3", False, "srun --pty --jobid=7 -w gpu-3 sudo mount"),
+        ("ssh -p 2222 me@login1 srun --jobid=7 -w gpu-3", False,
+         "ssh -t -p 2222 me@login1 srun --pty --jobid=7 -w gpu-3 sudo mount"),
+        ("env", False, "env sudo mount"),
+        ("on gpu-3:", False, "on gpu-3: sudo mount"),
+        ("ssh root@gpu-3", True, "ssh root@gpu-3 mount"),
+    ],
+)  # fmt: skip
+def test_sudo_has_a_terminal_for_its_password_and_root_needs_no_sudo(
+    by_hand, is_root, command
+):
+    odd = host(3, {"shm_bytes": 0, "is_root": is_root}, by_hand=by_hand)
+    (finding,) = found(odd).findings
+    assert finding.cure.startswith(f"{command} -o remount")
+
+
 def test_of_two_hosts_the_second_differs_from_the_first():
     said = report([host(1), host(2, clock_s=(9.0, 9.1))], TORCH)
     (one,) = said.findings
     assert (one.host, one.check) == ("gpu-2", "clock")
+
+
+def test_what_a_scheduler_reports_is_a_finding_too():
+    drained = Finding("warning", "gpu-2", "Slurm", "Slurm has it as draining.", "")
+    said = report([host(1), host(2)], TORCH, 0.0, [drained])
+    assert said.findings == (drained,)
+
+
+DEAD = (
+    "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
+    "  Process 3487984 on node 10.0.0.2 managing GPU 5\n\n"
+    "#0-0 (cf264af53edbe986) INCOMPLETE\n  Missing communicator data from 1 rank\n  The missing rank: 21"
+)
+
+
+def test_a_process_that_nccl_misses_is_named_once_with_its_own_host(golden):
+    """All hosts of a job report the same."""
+    odd = {"nccl": DEAD}
+    said = report([host(1, odd), host(2), host(3, odd)], TORCH)
+    (finding,) = said.findings
+    assert (finding.level, finding.host) == ("warning", "gpu-2")
+    golden(f"{finding.evidence}\n{finding.cure}")
+    (finding,) = report([host(1), host(3, odd)], TORCH).findings
+    assert finding.host == "gpu-3", "its node is none of these hosts"
 
 
 def test_hosts_with_the_same_finding_share_its_words():
@@ -158,6 +240,11 @@ def test_errors_come_first_and_warnings_alone_are_no_failure():
     assert not found(host(3, examined={"shm_bytes": 0})).has_errors
 
 
+@pytest.mark.parametrize("what", ["CPU build", "ECC", "Xid", "heat", "held"])
+def test_a_gpu_on_which_a_run_may_well_succeed_is_no_error(what):
+    assert not found(SICK[what]).has_errors
+
+
 def test_names_of_one_machine_are_no_trap():
     """As in a playground, whose hosts are this machine."""
     both = [
@@ -172,6 +259,19 @@ def test_names_of_one_machine_are_no_trap():
         for number in (1, 2)
     ]
     assert report(both, TORCH).findings == ()
+
+
+def test_a_host_that_is_reached_at_its_own_loopback_address_has_no_wrong_name():
+    for address in ("127.0.0.1", "::1"):
+        route = Route(address=address, interface="lo")
+        one = host(1, examined={"route": route, "name_addresses": (address,)})
+        assert report([one], TORCH).findings == ()
+
+
+def test_a_loopback_address_of_ipv6_can_not_be_dialled_by_others():
+    route = Route(address="::1", interface="lo")
+    (finding,) = found(host(3, examined={"route": route})).findings
+    assert (finding.level, finding.check) == ("error", "address")
 
 
 def test_a_report_as_data_and_as_a_page():

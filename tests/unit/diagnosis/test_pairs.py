@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from distmagic.diagnosis.finding import Finding
 from distmagic.diagnosis.pairs import Pair, findings
-from distmagic.diagnosis.report import report, with_failure, with_pairs
+from distmagic.diagnosis.report import report, with_failure, with_pairs, without_pairs
 from distmagic.errors import RunError
 from distmagic.remote.checkup.collective import rounds
 from tests.unit.diagnosis import healthy
@@ -27,20 +28,25 @@ def pairs(count: int, slow: set, late: set = frozenset()) -> list[Pair]:  # type
     return sorted(found, key=lambda pair: pair.hosts)
 
 
+def found(measured: list[Pair]) -> list[Finding]:
+    subjects = {f"gpu-{number}": one for number, one in enumerate(healthy(18))}
+    return findings(measured, subjects)
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16])
 def test_equal_pairs_have_no_finding(count):
-    assert findings(pairs(count, set())) == []
+    assert found(pairs(count, set())) == []
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 16])
 def test_a_slow_host_is_told_from_a_slow_link(count):
-    (host,) = findings(pairs(count, {1}))
+    (host,) = found(pairs(count, {1}))
     assert (host.host, host.check) == ("gpu-1", "bandwidth")
     link = next(pair for pair in pairs(count, set()) if "gpu-1" in pair.hosts)
     one, other = (int(name.removeprefix("gpu-")) for name in link.hosts)
-    (finding,) = findings(pairs(count, {(one, other)}))
+    (finding,) = found(pairs(count, {(one, other)}))
     assert finding.check == f"bandwidth with {link.hosts[0]}"
-    (finding,) = findings(pairs(count, set(), {(one, other)}))
+    (finding,) = found(pairs(count, set(), {(one, other)}))
     assert finding.check == f"latency with {link.hosts[0]}"
 
 
@@ -70,7 +76,21 @@ def test_a_report_with_pairs(golden):
     golden(with_pairs(before, results, 0.0))
 
 
+def test_speeds_that_errors_prevent_are_not_just_missing(golden):
+    said = without_pairs(report(healthy(2), "2.13.0"))
+    assert [one.check for one in said.findings] == ["collective"]
+    assert not said.has_errors
+    golden(said)
+
+
 def test_a_run_that_fails_is_a_finding(golden):
-    found = with_failure(report(healthy(2), "2.13.0"), RunError("It hung.", "Wait."))
-    assert found.has_errors
-    golden(found)
+    said = with_failure(report(healthy(2), "2.13.0"), RunError("It hung.", "Wait."))
+    assert said.has_errors
+    golden(said)
+
+
+def test_cures_have_the_card_and_the_address_that_the_hosts_use():
+    (host,) = found(pairs(4, {1}))
+    assert "ssh gpu-2 ethtool eth0" in host.cure  # the second of `healthy`
+    (link,) = found(pairs(4, {(0, 3)}))
+    assert "iperf3 -c 10.0.0.1" in link.cure

@@ -71,6 +71,49 @@ def test_of_a_cut_off_host_there_is_one_finding():
         assert (finding.host, finding.level) == (host, "error")
 
 
+def test_the_cure_lets_all_others_in_at_the_host_that_is_shut():
+    (finding,) = reach.findings(SQUARES["nobody reaches one"])
+    rule = "iptables -I INPUT -s 10.0.0.1,10.0.0.2,10.0.0.4 -j ACCEPT"
+    assert f"ssh -t gpu-3 sudo {rule}" in finding.cure
+
+
+def test_a_host_that_can_dial_nobody_is_let_out():
+    blocked = hosts(3, {(2, 1): "refused", (2, 3): "refused"})
+    (finding,) = reach.findings(blocked)
+    assert finding.host == "gpu-2"
+    rule = "iptables -I OUTPUT -d 10.0.0.1,10.0.0.3 -j ACCEPT"
+    assert f"ssh -t gpu-2 sudo {rule}" in finding.cure
+
+
+@pytest.mark.parametrize(
+    ("mtu", "address", "less", "payload"),
+    [
+        (9000, "10.0.0.3", 1500, 8972),
+        (1500, "10.0.0.3", 1280, 1472),
+        (1500, "fd00::3", 1280, 1452),
+    ],
+)
+def test_a_smaller_mtu_and_a_ping_that_shows_it(mtu, address, less, payload):
+    """A network in a tunnel takes less than the 1500 bytes of its cards."""
+    subjects = []
+    for one in hosts(3, {(2, 3): "half"}):
+        route = replace(one.examined.route, address=address)
+        examined = replace(one.examined, route=route, mtus={"eth0": mtu})
+        subjects.append(replace(one, examined=examined))
+    (finding,) = reach.findings(subjects)
+    assert f"mtu {less}\n" in finding.cure
+    assert f"ssh gpu-2 ping -c 3 -M do -s {payload} {address}" in finding.cure
+
+
+def test_a_rule_for_an_address_of_ipv6_is_one_of_ip6tables():
+    subjects = []
+    for number, one in enumerate(hosts(2, {(1, 2): "silent"}), 1):
+        route = replace(one.examined.route, address=f"fd00::{number}")
+        subjects.append(replace(one, examined=replace(one.examined, route=route)))
+    (finding,) = reach.findings(subjects)
+    assert "ip6tables -I INPUT -s fd00::1 -j ACCEPT" in finding.cure
+
+
 def test_the_odd_row_comes_first():
     said = report(SQUARES["one reaches nobody"], "2.13.0")
     assert [line.title for line in said.square] == ["gpu-3", "gpu-1", "gpu-2", "gpu-4"]

@@ -112,3 +112,30 @@ def test_the_last_fault_of_the_kernels_log(monkeypatch, tmp_path):
     assert gpu_health.last_xid() == ""
     log.write_bytes(b"4,1,2,-;NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off\n")
     assert gpu_health.last_xid() == "79 (PCI:0000:65:00)"
+    # An illegal access, and the end of its program.
+    for number in (31, 45):
+        log.write_bytes(
+            f"4,1,2,-;NVRM: Xid (PCI:0000:65:00): {number}, pid=71\n".encode()
+        )
+        assert gpu_health.last_xid() == ""
+
+
+def test_memory_of_a_gpu_that_mig_divides_is_not_that_of_one_user(monkeypatch):
+    class Divided(_Nvml):
+        def nvmlDeviceGetMigMode(self, handle: Any, mode: Any, next_mode: Any) -> int:  # noqa: N802
+            mode._obj.value = next_mode._obj.value = int(handle.value == 100)
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Divided())
+    _, _, (first, _) = gpu_health.gpus()
+    assert first.used_bytes == 0
+
+
+def test_a_package_for_forward_compatibility_counts(monkeypatch):
+    class Compatible(_Nvml):
+        def nvmlSystemGetCudaDriverVersion_v2(self, place: Any) -> int:  # noqa: N802
+            place._obj.value = 13000
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Compatible())
+    assert gpu_health.gpus()[1] == "13.0"

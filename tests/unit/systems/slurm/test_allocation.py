@@ -251,6 +251,30 @@ def test_sruns_are_ended_by_their_mark_or_all_of_a_job():
         other.kill()
 
 
+def test_the_doctor_hears_which_nodes_slurm_takes_out_of_use(login, made):
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    login.answers["sinfo"] = [Said("a1|allocated|none\na2|draining|bad fan\n")]
+    (finding,) = made.findings(ASKER)
+    assert (finding.host, finding.check) == ("a2", "Slurm")
+    assert "bad fan" in finding.evidence
+    assert "ssh login1 scontrol show node a2" in finding.cure
+    assert made.hosts[1].by_hand().startswith("ssh login1 srun --jobid=17 ")
+
+
+def test_a_controller_that_is_away_is_no_finding(login, made):
+    squeue(login, RUNNING)
+    made.wait(ASKER, print)
+    login.answers["sinfo"] = [Said(err="Unable to contact slurm controller", code=1)]
+    assert made.findings(ASKER) == ()
+
+    def hang(*_: object, **__: object) -> None:
+        raise Unreachable("login1", "sinfo gave no answer within 5 s.", "")
+
+    made._shell.run = hang
+    assert made.findings(ASKER) == ()
+
+
 def test_one_core_is_a_warning_of_the_first_node(login, made):
     squeue(login, RUNNING)
     first, second = made.wait(ASKER, print)

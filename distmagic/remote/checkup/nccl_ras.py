@@ -1,0 +1,55 @@
+"""Asks NCCL's own health service (RAS, since NCCL 2.24) of a job of this user which processes it misses."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+PORT = 28028  # NCCL's default, on the loopback address
+_LIMIT_S = 3.0
+_QUESTION = b"timeout 1\nverbose status\n"
+_MOST_BYTES, _MOST_CHARS = 1 << 18, 1500
+_ERRORS = re.compile(r"^Errors\n=+\n(.*?)(?=^Warnings\n=|\Z)", re.MULTILINE | re.DOTALL)
+_LISTENS = "0A"
+
+
+def errors() -> str:
+    """Return what NCCL reports as errors: processes that are dead or give no answer; "" for none, or without NCCL.
+
+    Its warnings are left out: in a healthy job, ranks may have made different numbers of calls at the moment.
+    """
+    if not _is_ours():
+        return ""
+    end_s = time.monotonic() + _LIMIT_S
+    data = b""
+    try:
+        with socket.create_connection(("localhost", PORT), _LIMIT_S) as sock:
+            sock.sendall(_QUESTION)
+            while len(data) < _MOST_BYTES:
+                sock.settimeout(max(end_s - time.monotonic(), 0.01))
+                more = sock.recv(65536)
+                if not more:
+                    break
+                data += more
+    except OSError:
+        pass  # what has come may say enough
+    found = _ERRORS.search(data.decode(errors="replace"))
+    return found[1].strip()[:_MOST_CHARS] if found else ""
+
+
+def _is_ours() -> bool:
+    """Whether a process of this user listens at the port: another user's job is none of ours."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            port = int(words[1].rpartition(":")[2], 16)
+            if port == PORT and words[3] == _LISTENS and int(words[7]) == os.getuid():
+                return True
+    return False

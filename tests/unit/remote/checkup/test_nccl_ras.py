@@ -1,0 +1,101 @@
+"""What NCCL's health service answers, played by a socket that speaks as NCCL 2.24 and later do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from distmagic.remote.checkup import nccl_ras
+
+HEAD = b"""OK
+NCCL version 2.27.3 compiled with CUDA 12.9
+CUDA runtime version 12090, driver version 12090
+
+Job summary
+===========
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
+
+Errors
+======
+
+"""
+DEAD = b"""DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+"""
+MISMATCH = b"""Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+
+"""
+
+
+@contextmanager
+def played(monkeypatch: pytest.MonkeyPatch, *pieces: bytes) -> Iterator[list[bytes]]:
+    """Answer one question with these pieces, then end the connection."""
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(nccl_ras, "PORT", server.getsockname()[1])
+
+        def answer() -> None:
+            try:
+                guest, _ = server.accept()
+            except OSError:  # nobody has asked
+                return
+            with guest:
+                while not b"".join(asked).endswith(b"verbose status\n"):
+                    asked.append(guest.recv(100))
+                for piece in pieces:
+                    guest.sendall(piece)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_process_that_is_dead(monkeypatch):
+    with played(monkeypatch, HEAD, DEAD, MISMATCH) as asked:
+        found = nccl_ras.errors()
+    assert found == DEAD.decode().strip()
+    assert b"".join(asked) == b"timeout 1\nverbose status\n"
+
+
+def test_ranks_at_different_calls_are_no_error_of_a_healthy_job(monkeypatch):
+    with played(monkeypatch, HEAD, MISMATCH):
+        assert nccl_ras.errors() == ""
+
+
+def test_an_answer_of_something_else(monkeypatch):
+    with played(monkeypatch, b"HTTP/1.1 400 Bad Request\r\n\r\n"):
+        assert nccl_ras.errors() == ""
+
+
+def test_the_job_of_another_user_is_not_asked(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with played(monkeypatch, HEAD, DEAD) as asked:
+        assert nccl_ras.errors() == ""
+    assert asked == []
+
+
+def test_a_host_without_nccl(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(nccl_ras, "PORT", server.getsockname()[1])
+    assert nccl_ras.errors() == ""

@@ -452,7 +452,7 @@ EXERCISES = {
             ),
             (
                 equals(32),
-                "Those are the ranks up to its end. The offset is its first one.",
+                "Those are the ranks up to the end of the task. The offset is the first rank of the task.",
             ),
         ),
         "Three tasks with eight ranks each come before it.",

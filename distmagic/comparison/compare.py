@@ -64,7 +64,7 @@ class RunHistory:
         return tuple(self._runs.values())
 
     def add(self, state: RunState) -> None:
-        """Remember a finished run. Never raises, because an error here would hide the results of the run."""
+        """Remember a finished run. Never raises, because its error would hide the results of the run."""
         key = f"{state.job} {state.cell}"
         self._runs.pop(key, None)
         try:

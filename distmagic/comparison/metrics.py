@@ -31,7 +31,8 @@ class Metrics(list[dict[str, float | int | None]]):
             pandas = importlib.import_module("pandas")
         except ModuleNotFoundError:
             raise UsageError(
-                "pandas is not installed here.", "%pip install pandas"
+                "pandas is not installed on the notebook machine.",
+                "%pip install pandas",
             ) from None
         return pandas.DataFrame(list(self))
 

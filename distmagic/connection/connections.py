@@ -249,7 +249,7 @@ def connect(
 
         if pins is not None:
             raise UsageError(
-                f"{host.name}: nobody can know its host key yet, and --ssh-command keeps none.",
+                f"{host.name}: its host key is new, and --ssh-command does not keep the first key of a host.",
                 "Leave --ssh-command out.",
             )
         return ssh_command.connect(host, access, asker)

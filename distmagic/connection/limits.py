@@ -84,7 +84,7 @@ LIMITS: dict[str, Callable[..., Limit]] = {
 class FirstReply:
     """The first reply of a host, before distmagic's code runs on it; see `distmagic.remote.contact.boot`.
 
-    `python` is its Python version. `have`: the bundle is on the host. `error`: why nothing can be written there.
+    `python` is its Python version. `have`: the bundle is on the host. `error`: why the host can't write a file.
     """
 
     python: tuple[int, ...] = ()

@@ -30,10 +30,10 @@ def open_link(
     bundle: LocalBlob,
     access: Access | None = None,
 ) -> Link:
-    """Start `contact` on the host and receive the facts about it. Raises `HostError`, `ConnectionLost`,
-    `ProtocolError`.
+    """Start `contact` on the host, wait for the facts about the host, and return the link. Raises `HostError`,
+    `ConnectionLost`, `ProtocolError`.
 
-    `access` has the words before Python on its command line.
+    `access` has the commands of `--setup` and `--exec-prefix`, in which Python is started.
     """
     access = access or Access()
     words = (*access.before_python, *interpreter_words(python))

@@ -64,7 +64,7 @@ _ROWS = (
         title="torch",
         value=lambda one: one.facts.torch,
         words="torch {found}",
-        cure=f"Install torch {{usual}} on {{host}}, or {_PYTHON}",
+        cure=f"Install torch {{usual}} on that host, or {_PYTHON}",
     ),
     Trait(
         title="GPUs",

@@ -22,7 +22,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
     elif torch and _major(built) > _major(highest) > 0:
         evidence = f"torch is built for CUDA {built}, and driver {examined.driver} takes CUDA {highest} at most."
     if evidence:
-        cure = f"Install a torch for CUDA {highest or 'of this driver'} on {name}, or name a Python that has it: --python {name}=/path/to/python"
+        cure = f"Install a torch for CUDA {highest or 'of this driver'} on that host, or name a Python that has it: --python {name}=/path/to/python"
         # A program may want no GPU, such as that of a display.
         level: Level = "error" if built else "warning"
         yield Finding(level, name, "CUDA of torch", evidence, cure)

@@ -70,7 +70,7 @@ def _of_name(subject: Subject) -> Iterator[Finding]:
     if found and all(map(is_loopback, found)):
         wrong = f"leads to {found[0]}"
     if wrong and not is_loopback(own):
-        evidence = f"on the host, its own name {name} {wrong}. Programs that announce their name are not found by other hosts."
+        evidence = f"its own name {name} {wrong} on that host. Programs that announce their name are not found by other hosts."
         cure = f"In /etc/hosts on {subject.name}, instead of each other line with {name}: {own} {name}"
         yield Finding("warning", subject.name, "own name", evidence, cure)
 

@@ -12,7 +12,7 @@ _WORDS = {
     "silent": "no answer",
     "half": "large packets are lost",
     "no route": "no route",
-    "no name": "its name is unknown",
+    "no name": "name can't be resolved",
     "another": "something else answers",
 }
 _CURES = {

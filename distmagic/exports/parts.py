@@ -30,7 +30,7 @@ def environment(job: ExportedJob) -> tuple[File, ...]:
 
 
 def read_environment(job: ExportedJob) -> list[str]:
-    """Return the line that reads that file."""
+    """Return the bash line that reads the file of `environment`; none without variables."""
     return [f". ./{ENVIRONMENT}"] if job.spec.variables else []
 
 
@@ -64,7 +64,7 @@ def numbers(*names: str) -> list[str]:
 def wait_for_master() -> list[str]:
     """Return the bash lines that wait until the first node's name resolves, some seconds after a node has started."""
     return [
-        "# The first node's name may be known some seconds after this node has begun.",
+        "# The first node's name may be known some seconds after this node has started.",
         f"for _ in $(seq {_WAIT_S}); do",
         '    getent ahosts "$MASTER_ADDR" >/dev/null && break',
         "    sleep 1",

@@ -44,14 +44,14 @@ _CURES = (
         re.compile(r"doesn't have NCCL built in"),
         (
             "The torch on {host} has no NCCL, which is for NVIDIA's GPUs. Write init_process_group() without a backend, or "
-            'with "gloo"; or name a Python there whose torch has CUDA: --python.'
+            'with "gloo"; or name a Python of that host whose torch has CUDA: --python.'
         ),
     ),
     (
         re.compile(r"Torch not compiled with CUDA enabled|has no attribute '_cuda_"),
         (
             "The torch on {host} was built without CUDA. Ask torch.cuda.is_available() before a GPU is used; or name a Python "
-            "there whose torch has CUDA: --python."
+            "of that host whose torch has CUDA: --python."
         ),
     ),
     (

@@ -55,7 +55,7 @@ _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mos
 _HINTS = {
     _REFUSED: _OPEN,
     _SILENT: _OPEN,
-    _LATE: "Does anything listen there, and is that port open between the hosts?",
+    _LATE: "Does a program listen on that port, and is that port open between the hosts?",
     _ABORTED: _OPEN,
     _NO_WAY: "Is there a firewall, or another network? Name the interface of the common one: --env NCCL_SOCKET_IFNAME=eth0 "
              "--env GLOO_SOCKET_IFNAME=eth0",

@@ -204,7 +204,7 @@ def _listen(place: JobNode) -> socket.socket:
     ports = ", ".join(map(str, place.ports))
     raise UsageError(
         f"{place.words}: none of its ports is free ({ports}): {error.strerror}.",
-        "Something else listens there: start the job again.",
+        "Other programs use these ports: start the job again.",
     )
 
 

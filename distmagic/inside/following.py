@@ -120,9 +120,10 @@ class Following:
         )
 
     def _open(self, what: str, **more: Any) -> Channel:
-        """Connect to the ports of node 0 until one answers with the secret.
+        """Connect to the ports of node 0, one after the other, and return the connection that proves the secret.
 
-        Raises OSError: for another secret, or else the last error that means more than a closed port.
+        Raises OSError if no port does: `WrongSecret` if a process with another secret answered, else the last error.
+        An error other than a refused connection is preferred.
         """
         problem: OSError = ConnectionRefusedError("Connection refused")
         # Once for all ports: a name service may be slow. It is asked again at the next attempt.

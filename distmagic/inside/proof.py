@@ -1,8 +1,8 @@
 """Authenticates the nodes of a job to each other: by a secret that all of them have, or by a shared home.
 
     DISTMAGIC_SECRET  both ends derive the same certificate from it and from the job (connection/certificate)
-    a shared home     node 0 makes a secret and writes it there, where the others read it (shared_home.py); the rest is as
-                      with DISTMAGIC_SECRET. Only under Slurm
+    a shared home     node 0 makes a secret and writes it to the home, where the others read it (shared_home.py); the
+                      rest is as with DISTMAGIC_SECRET. Only under Slurm
 
 Both then use TLS 1.3, and each end continues only if the other shows the certificate.
 """
@@ -77,7 +77,7 @@ class SharedHome(SharedSecret):
         except OSError as error:
             raise UsageError(
                 f"{self._place.words}: the secret for the other nodes can't be written to the home: {error}.",
-                f"Make room there, or set {SECRET} to one value on all nodes.",
+                f"Make room in the home, or set {SECRET} to one value on all nodes.",
             ) from None
         self._secret = shared_secret(self._offered, self._place.key)
         return super().door(listener)

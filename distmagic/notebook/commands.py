@@ -144,7 +144,7 @@ SUBCOMMANDS = (
         job_commands.stay,
         """
         show the ranks that stay: hosts, cells, and the names they hold
-        NAME  the same, and their idle time begins anew
+        NAME  the same, and their idle time begins again
         """,
         counts=(0, 1),
         is_of_notebook=True,
@@ -218,7 +218,7 @@ SUBCOMMANDS = (
         file_commands.put,
         """
         HOST PATH [TO]   copy a file or a folder of this machine to a host
-        PATH --all [TO]  copy it to every host: once from here, then from host to host
+        PATH --all [TO]  copy it to every host: once from this machine, then from host to host
         """,
         counts=(1, 3),
         flags=("--all",),
@@ -286,7 +286,7 @@ def usage_text(*, is_terminal: bool = False) -> str:
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"
     )
     if is_terminal:
-        last = f"{'distmagic run --help':<{_TEXT_COLUMN}}the flags of a run; those of Hosts may stand behind any command"
+        last = f"{'distmagic run --help':<{_TEXT_COLUMN}}the flags of a run; those of Hosts may stand after any command"
     known = _known(is_terminal=is_terminal)
     return "\n".join(
         [*(_usage_of(command, is_terminal=is_terminal) for command in known), last]

@@ -22,13 +22,13 @@ _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
 _HEADING = re.compile(r"^##? (.*)\n", re.MULTILINE)
 _TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
-_PIECE = re.compile(r"(?:.+\n)+(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
+_PIECE = re.compile(r".+\n(?:(?!- ).+\n)*(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
 _WORD = re.compile(r"[^\W_]+")
 _SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
 _DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
 _COMMON = re.compile(
-    "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
-    "on|one|or|same|see|shows?|than|the|this|to|two|up|use|what|when|where|which|who|why|with|you|your"
+    "an?|all|and|are|at|back|be|between|by|can|difference|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
+    "on|one|or|same|see|shows?|than|the|this|to|up|use|what|when|where|which|who|why|with|you|your"
 )
 
 
@@ -117,7 +117,7 @@ def show(line: CommandLine) -> None:
 
 @frozen
 class Passage:
-    """A unit of search results: a short section, or a paragraph or table row of a long one."""
+    """A unit of search results: a short section, or a paragraph, list item or table row of a long one."""
 
     topic: str
     heading: str
@@ -135,7 +135,7 @@ def passages(topic: str, page: str) -> Iterator[Passage]:
 
 
 def _pieces(section: str) -> Iterator[str]:
-    """Return paragraphs, each with the code below it, and table rows, each with its table's head."""
+    """Return paragraphs and list items, each with the code below it, and table rows, each with its table's head."""
     for piece in _PIECE.findall(f"{section}\n"):
         before, head, rows = (*_TABLE_HEAD.split(piece), "", "")[:3]
         yield before
@@ -147,8 +147,8 @@ def _pieces(section: str) -> Iterator[str]:
 def _stem(word: str) -> str:
     for ending in ("ing", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) > 2:
-            return _DOUBLED.sub("", word.removesuffix(ending))
-    return word
+            return _DOUBLED.sub("", word.removesuffix(ending)).removesuffix("e")
+    return word.removesuffix("e")
 
 
 def _stems(text: str) -> set[str]:

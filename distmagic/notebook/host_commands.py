@@ -60,12 +60,12 @@ def _set(line: CommandLine) -> None:
         if name.startswith("-"):
             raise UsageError(
                 f"{name!r} names no hosts.",
-                "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and behind it --python PATH or --ssh-config FILE.",
+                "Write gpu-a:4,gpu-b:2 or --hostfile FILE, and after it --python PATH or --ssh-config FILE.",
             )
     if request.access.setup or request.access.exec_prefix:
         raise UsageError(
             "--setup and --exec-prefix are for one cell, or for one command.",
-            "Leave them out here.",
+            "Leave them out of %distributed hosts.",
         )
     if names and (request.hosts is not None or request.hostfile is not None):
         raise UsageError(
@@ -130,7 +130,7 @@ def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
     names = [host.name for host in own.hosts]
     if words and (len(words) != 2 or words[0] not in VERBS or words[1] not in names):
         raise UsageError(
-            f"{' '.join(words)!r} is not known to the playground.",
+            f"{' '.join(words)!r} is not a command of the playground.",
             f"Write one of {', '.join(VERBS)}, and one of {', '.join(names)}.",
         )
     rows = [("host", "state", "processes", "by hand")]
@@ -179,7 +179,7 @@ def down(line: CommandLine) -> None:
     if words:
         flags_text = " or ".join(f"{flag} NAME" for flag in flags_of)
         raise UsageError(
-            f"%distributed down takes nothing after it but {flags_text}.",
+            f"%distributed down takes nothing after it, except {flags_text}.",
             "Alone it ends the connections to all hosts, and this notebook's allocations.",
         )
     running = [run.job for run in line.notebook.in_background()]

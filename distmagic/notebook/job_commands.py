@@ -59,7 +59,7 @@ def runs(line: CommandLine) -> None:
 
 
 def stay(line: CommandLine) -> None:
-    """Print the state of ranks that stay; with a name, begin the idle time of these ranks anew."""
+    """Print the state of ranks that stay; with a name, restart the idle time of these ranks."""
     stayed = line.notebook.ranks
     if line.words:
         _stayed(line, "stay").keep()
@@ -96,7 +96,7 @@ def debug(line: CommandLine) -> None:
     screen = line.notebook.screen()
     if not screen.can_type():
         raise UsageError(
-            "%distributed debug needs somebody who types, and nobody can here.",
+            "%distributed debug needs a place to type, and this program has none.",
             "Run it in JupyterLab, in a notebook or in IPython.",
         )
     ranks.debug(None if rank is None else int(rank), screen)
@@ -115,7 +115,8 @@ def _stayed(line: CommandLine, command: str) -> Ranks:
     (name,) = names
     if name not in there:
         raise UsageError(
-            f"No ranks called {name} stay here.", f"Those that do: {known}."
+            f"This notebook has no ranks called {name} that stay.",
+            f"Those that do: {known}.",
         )
     return there[name]
 
@@ -159,7 +160,7 @@ def _attach_ranks(
     ranks = notebook.ranks.get(name)
     if ranks is not None and ranks.job != job.name and not ranks.done:
         raise UsageError(
-            f"{name} stands for other ranks here.",
+            f"{name} already stands for other ranks in this notebook.",
             f"%distributed attach {job.name} NAME gives these another name.",
         )
     if ranks is None or ranks.done:
@@ -256,7 +257,7 @@ def stop(line: CommandLine) -> None:
 def _what_ends(job: Job) -> str:
     """Return the predicate of a sentence about a host that did not receive the request: what ends the job on it."""
     if len(job.hosts) > 1:
-        return "ends by itself as soon as it misses the other hosts"
+        return "ends by itself when no heartbeat of the other hosts arrives"
     if job.is_detached:
         return f"ends when %distributed stop {job.name} reaches it"
     return f"ends when its lease of {job.terms.lease_s:g} s runs out"
@@ -373,16 +374,18 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
         f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
     )
     _print_work_dirs(
-        "working directory that no job uses", "put there by %distributed put", idle
+        "working directory that no job uses", "copied by %distributed put", idle
     )
     line.notebook.say(
-        "%distributed clean all removes what this notebook alone uses, with --everybody also what others have; "
+        "%distributed clean all removes what this notebook alone uses; with --everybody also what other notebooks use. "
         "%distributed clean ID removes one job."
     )
 
 
 def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
-    """Remove what only this notebook uses, or everything."""
+    """Remove from the hosts what ended jobs have left there, and print it: what only this notebook uses, or, for
+    `everybody`, what any notebook uses.
+    """
     owner = "" if everybody else _owner()
     chosen = [job for job in ended if owner in ("", job.terms.owner)]
     print(table(chosen, _owner()))
@@ -396,7 +399,9 @@ def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> 
     freed += housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
     freed += housekeeping.remove_work_dirs(reach(line, hosts), names)
     _print_work_dirs(
-        "removed with all files in it", "removed as far as it was put there", goes
+        "removed with all files in it",
+        "removed, as far as %distributed put copied it",
+        goes,
     )
     print(f"removed: {freed / 1e6:,.1f} MB")
 

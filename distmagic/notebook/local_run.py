@@ -42,7 +42,8 @@ _OF_TORCH = ("environment variable", "Default process group has not been initial
 
 
 def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -> None:
-    """Run the cell's own statements in the notebook, as without the magic, and print what they changed only there.
+    """Run the cell's own statements in the notebook, as without the magic, and print what they changed in the notebook
+    alone.
 
     `given` are the variables that the ranks receive from the request. An error of a statement is raised unchanged, with
     a note if it arose because the notebook is not a rank. Raises `UsageError` in these cases:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
 _SCRIPT_NAME = "cell.py"  # name of a whole cell as a script
-_OWN_LINES = "running the cell's own lines here"
+_OWN_LINES = "running the cell's own lines in the notebook"
 _OWN_LINES_FAILED = (
     "nothing was started: the cell's own lines did not come to their end"
 )
@@ -154,7 +154,7 @@ class Magics:
         del line
         raise UsageError(
             "A cell's magic stands on its first line, and this one has something above it.",
-            "Move what is above it below it, a comment too; a magic such as %%time or %%capture may stay above.",
+            "Move those lines below the magic, comments too; only a magic such as %%time or %%capture may stay above.",
         )
 
     def _run_on(
@@ -402,7 +402,7 @@ def load_ipython_extension(
     owner = _other_owner(shell)
     if owner:
         print(
-            f"%%{MAGICS[0]} belongs to {owner} here: write %%{MAGICS[1]} and %{MAGICS[1]} for distmagic's."
+            f"%%{MAGICS[0]} belongs to {owner} in this notebook: for distmagic write %%{MAGICS[1]} and %{MAGICS[1]}."
         )
     for name in MAGICS[1:] if owner else MAGICS:
         for kind, magic in (("line", magics.line), ("cell", magics.cell)):

@@ -173,7 +173,7 @@ class Results(Mapping[int, Any]):
                 raise NoResult(gone.message, gone.hint) from gone
             except OSError as error:
                 raise NoResult(
-                    f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written here, to {folder}: "
+                    f"The result of rank {rank}, {self._size(rank):,} bytes, can't be written to {folder} on this machine: "
                     f"{error.strerror or error}.",
                     "The result is still on its host. Make room, or set TMPDIR to a directory on another disk, and look again.",
                 ) from error
@@ -211,6 +211,6 @@ def unseen_rank(state: RunState, rank: int) -> NoResult | None:
         return None
     hosts = " and ".join(dict.fromkeys(unseen))
     return NoResult(
-        f"Nothing is known of rank {rank}: {hosts} could not be followed.",
+        f"The result of rank {rank} is unknown: {hosts} could not be followed.",
         f"If the rank ran, %distributed attach {state.job} brings its result as soon as its host can be reached.",
     )

@@ -38,7 +38,7 @@ def folder() -> Path:
             raise PermissionError(f"{found} is not writable")
     except OSError as error:
         raise PayloadError(
-            f"The payload can't be written here: {error}.",
+            f"The payload can't be written on this machine: {error}.",
             "Set DISTMAGIC_HOME to a directory of yours that can be written.",
         ) from None
     return found

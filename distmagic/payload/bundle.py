@@ -2,8 +2,8 @@
 
     __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
     distmagic/             the package's __init__, and remote/ without remote/keeper/
-    cloudpickle/           as installed here
-    fallback/tqdm/         as installed here; for the end of `sys.path`, on hosts that have no tqdm
+    cloudpickle/           as installed on the notebook machine
+    fallback/tqdm/         likewise; for the end of `sys.path`, on hosts that have no tqdm
 
 All of it is importable from inside the zip. It includes distmagic's byte code, which saves a Python of the same version
 a third of its start time; other versions ignore it. Files that are not needed at the start have no byte code.
@@ -114,7 +114,7 @@ def _files() -> BundleFiles:
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
         raise DistmagicError(
-            "cloudpickle is not installed here.",
+            "cloudpickle is not installed on the notebook machine.",
             "Run: python -m pip install cloudpickle",
         )
     files.update(cloudpickle)

@@ -78,7 +78,7 @@ def contents_of(folder: Path) -> Contents:
     except OSError as error:
         raise PayloadError(
             f"{error.filename or folder} can't be read: {error.strerror or error}.",
-            "Make it readable, or name it in .distmagicignore so that it stays here.",
+            "Make it readable, or name it in .distmagicignore so that it is not sent.",
         ) from None
 
 
@@ -111,7 +111,7 @@ def _look(root: Path) -> Contents:
         if len(found.files) > MAX_FILES:
             raise PayloadError(
                 f"{root} has more than {MAX_FILES:,} files to send.",
-                "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore there.",
+                "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore of that folder.",
             )
     return found
 

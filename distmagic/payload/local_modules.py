@@ -192,7 +192,7 @@ def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
                 raise PayloadError(
                     f"The local package {module.name!r} ({place}) is too large to send: more than {MAX_FILES:,} Python "
                     f"files or {MAX_BYTES >> 20} MB.",
-                    "Install it on the hosts and here (not as an editable install), or import less of it than "
+                    "Install it on the hosts and on this machine (not as an editable install), or import less of it than "
                     f"{module.name}.",
                 )
             yield str(file), data

@@ -212,7 +212,8 @@ def dumped(
         (aside / "call").replace(call.path)
     except OSError as error:
         raise PayloadError(
-            f"The payload can't be written to {folder}: {error}.", "Make room there."
+            f"The payload can't be written to {folder}: {error}.",
+            "Make room in that folder.",
         ) from error
     finally:
         aside.rmdir()
@@ -327,7 +328,7 @@ def _has_no_source(
     ours = ".".join(map(str, sys.version_info[:2]))
     return PayloadError(
         f"`{part.path}`{user} can't travel to {other.host} (Python {theirs}), because {why}.",
-        f"{error.cure}; or name a Python of this notebook's version there, on which its byte code runs: "
+        f"{error.cure}; or name a Python of this notebook's version on that host, which runs its byte code: "
         f"--python {other.host}=/path/to/python{ours}.",
     )
 

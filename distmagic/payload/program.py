@@ -129,7 +129,7 @@ def _file_of(target: str, current: Path) -> Path:
     if not path.exists():
         raise UsageError(
             f"There is no script {target} in {current}.",
-            "Name one that is there, or a module with -m.",
+            "Check the path, or name a module with -m.",
         )
     if not path.is_file():
         raise UsageError(

@@ -242,7 +242,7 @@ def _ignored_but_named(contents: Contents) -> str:
         return ""
     them = "them" if len(named) > 1 else "it"
     return (
-        f"not sent: {_first_of(named)} (.gitignore keeps {them} here, but the code names {them}; a .distmagicignore "
+        f"not sent: {_first_of(named)} (.gitignore excludes {them}, but the code names {them}; a .distmagicignore "
         f"can send {them}, %distributed help files)"
     )
 

@@ -266,7 +266,7 @@ def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
     found = plural(facts.gpus, "GPU") if facts.gpus else "no GPU"
     raise PreflightError(
         host.name,
-        f"--devices {','.join(devices)}, but {found} {'were' if facts.gpus > 1 else 'was'} found there.",
+        f"--devices {','.join(devices)}, but {found} {'were' if facts.gpus > 1 else 'was'} found.",
         "GPUs are numbered from 0, as in nvidia-smi.",
     )
 

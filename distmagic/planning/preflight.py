@@ -47,7 +47,7 @@ def no_python(
         return PreflightError(
             host,
             f"there is no environment {name}. These places were tried:{looked_at[:1000]}.",
-            f"Name its folder there: --python {host}={ENVIRONMENT}/path/to/environment. %distributed env sync makes one.",
+            f"Name its folder on that host: --python {host}={ENVIRONMENT}/path/to/environment. %distributed env sync makes one.",
         )
     started = f"{exec_prefix} {python}".strip()
     is_shells_answer = code in (126, 127)
@@ -123,7 +123,7 @@ def not_writable(host: str, folder: str, why: str) -> PreflightError:
     """Return the error for a directory of distmagic in which the host can't write a file."""
     cure = "Make room or make it writable, or set DISTMAGIC_HOME on the host to a directory elsewhere."
     if "[Errno 27]" in why:  # EFBIG
-        cure = "Raise the limit of file sizes: write `ulimit -f unlimited` at the start of ~/.bashrc there (an administrator may have to allow it)."
+        cure = "Raise the limit of file sizes: write `ulimit -f unlimited` at the start of ~/.bashrc on that host (an administrator may have to allow it)."
     return PreflightError(host, f"can't write to {folder}: {why}.", cure)
 
 
@@ -136,7 +136,7 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
         raise PreflightError(
             host,
             f"Python {facts.executable} has no torch.",
-            f"Install torch there, or name a Python that has it: --python {host}=/path/to/python",
+            f"Install torch on that host, or name a Python that has it: --python {host}=/path/to/python",
         )
     if facts.write_error:
         raise not_writable(host, facts.state_dir, facts.write_error)
@@ -144,7 +144,7 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
         raise PreflightError(
             host,
             f"the disk under {facts.state_dir} is full ({facts.free_bytes >> 20} MiB free).",
-            "Make room there, or set DISTMAGIC_HOME on the host to a directory on another disk.",
+            "Make room on that disk, or set DISTMAGIC_HOME on the host to a directory on another disk.",
         )
     warnings = []
     theirs, ours = _numbers(facts.torch), _numbers(local_torch or "")
@@ -152,7 +152,7 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
         raise PreflightError(
             host,
             f"torch {facts.torch}, but this notebook has torch {local_torch}; tensors and modules don't travel between them.",
-            f"Install torch {_dots(ours)} there, or name a Python that has it: --python {host}=/path/to/python",
+            f"Install torch {_dots(ours)} on that host, or name a Python that has it: --python {host}=/path/to/python",
         )
     if theirs and ours and theirs != ours:
         warnings.append(

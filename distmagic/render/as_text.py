@@ -109,7 +109,7 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Leave out columns, least important first, until a line fits `width`; the note gets the rest."""
+    """Return the columns that fit `width`: the least important are left out, and the note is cut to what remains."""
     fixed = [column for column in columns if column.key != "note"]
     while _width(fixed) > width and any(column.spare for column in fixed):
         fixed.remove(max(fixed, key=lambda column: column.spare))

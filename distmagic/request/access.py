@@ -128,7 +128,7 @@ class Access:
 
     @property
     def before_python(self) -> tuple[str, ...]:
-        """The words before Python on its command line."""
+        """The words in front of Python on a host's command line: those of `--setup` and `--exec-prefix`."""
         return words_before_python(self.setup, self.exec_prefix)
 
     @property

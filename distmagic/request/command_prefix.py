@@ -95,7 +95,7 @@ def interpreter_words(python: str) -> tuple[str, ...]:
 
 
 def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
-    """Return the words before Python on its command line.
+    """Return the words in front of Python on a host's command line.
 
     `setup` is bash code; `setup_line` must be written to the program's standard input first. Its output goes to stderr,
     so that it is not mistaken for the program's. Raises `UsageError` for a prefix that can't be split into words.

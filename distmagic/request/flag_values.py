@@ -218,7 +218,7 @@ def refuse_zero_bytes(request: Any, what: str = "--") -> None:
         if any("\0" in text for text in _texts(getattr(request, one.name))):
             raise UsageError(
                 f"{what}{one.name.replace('_', '-')} has a zero byte in it.",
-                "Neither a shell nor a process can be given one.",
+                "No shell and no process takes one.",
             )
 
 

@@ -137,7 +137,9 @@ def _refuse(args: argparse.Namespace, what: str, why: str, hint: str) -> None:
 def _check_stay(args: argparse.Namespace) -> None:
     if args.stay is None:
         return
-    why = f"is for a run that ends, and the ranks of --stay {args.stay} stay"
+    why = (
+        f"is for a run that ends; the ranks of --stay {args.stay} stay after their cell"
+    )
     _refuse(args, "stay", why, "Leave one of them out.")
     if args.on_disconnect == "keep" and args.stay_idle is None:
         raise UsageError(
@@ -146,7 +148,7 @@ def _check_stay(args: argparse.Namespace) -> None:
         )
     if args.nnodes is not None and args.nnodes[0] != args.nnodes[1]:
         raise UsageError(
-            "--nnodes MIN:MAX is for a job whose ranks start again, and those of --stay keep their values.",
+            f"--nnodes MIN:MAX restarts ranks when a host leaves or joins; the ranks of --stay {args.stay} would lose their values.",
             "Write --nnodes N, or leave --stay out.",
         )
 
@@ -404,7 +406,7 @@ def _refuse_starter(words: Sequence[str], place: int) -> None:
     if rest != text:
         line = f"{shlex.join(words[:place])} {rest or 'SCRIPT'}".strip()
         raise UsageError(
-            f"{text.removesuffix(rest)}starts programs, as this command does.",
+            f"{text.removesuffix(rest)}starts a program, and distmagic does that itself.",
             f"Leave it out: %distributed run {line}",
         )
 

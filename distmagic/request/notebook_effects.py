@@ -293,7 +293,7 @@ def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
 def _kept_as(value: object, tables: Tables) -> str:
     """Return the import name of an object that a module of the user, or of its class's package, keeps; "" if none does.
 
-    If several do, choose the one whose text assigns the object, because the others import it from there.
+    If several do, choose the one whose text assigns the object, because the others import it from that one.
     """
     found = ""
     for package in ("", str(type(value).__module__).partition(".")[0]):

@@ -75,10 +75,10 @@ T = TypeVar("T")
 
 
 class Companion(Protocol):
-    """Another participant of a run's loop. The loop's thread calls `hear` and `sends`.
+    """What a run's loop calls in each turn besides its own work: the control of ranks that stay (`%%ranks`).
 
-    Its ranks stay. `ends_idle_s`: hosts end them after this time without a cell, even without a notebook; None: they
-    end with their notebook.
+    The loop's thread calls `hear` and `sends`. `ends_idle_s`: the hosts end the ranks after this many seconds without a
+    cell, even without a notebook. None: the ranks end with their notebook.
     """
 
     ends_idle_s: float | None

@@ -34,9 +34,10 @@ _EARLIER_LINES = 1000  # limit for one request for earlier lines
 
 
 class Pane:
-    """A part of the view that is made and sent with limits on time and bytes per second.
+    """A part of the view, made and sent again at most once in `every_s` seconds.
 
-    Making it also takes only a small share of this thread's time: the curves of a thousand ranks are slow.
+    A large part is sent less often, so that `bytes_per_s` is kept on average. A part that is slow to make, such as the
+    curves of a thousand ranks, is made less often, so that it takes only a small share of this thread's time.
     """
 
     def __init__(self, every_s: float, bytes_per_s: int) -> None:

@@ -199,7 +199,7 @@ class NotebookScreen(Screen):
     def _until_view(self, html: str) -> str:
         """Return HTML that is hidden once there is a live view.
 
-        An output inside another widget (ipywidgets' `Output`) is never updated: the page hides it there.
+        An output inside another widget (ipywidgets' `Output`) is never updated: in it the page hides the HTML.
         """
         return f'<div class="dm-before-{self._cell.view_id}">{html}</div>'
 

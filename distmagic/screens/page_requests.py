@@ -47,7 +47,9 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
 
 
 def tell_busy(kernel: Any) -> None:
-    """Report a busy kernel if the cell of a view still runs: pages take the last status for the kernel's."""
+    """Report the kernel as busy if the cell of a view still runs. Otherwise pages would show it as idle, which was the
+    last status: the kernel has answered a request of the page.
+    """
     content = {"execution_state": "busy"}
 
     def tell() -> None:

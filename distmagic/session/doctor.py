@@ -129,7 +129,7 @@ def port_in(reason: str) -> int:
 
 
 def _meeting_place(links: Sequence[Link]) -> str:
-    """Return the address of the first host to which the others connect in a run."""
+    """Return the address of the first host, to which the other hosts connect in a run."""
     try:
         return route_of_lead(links).address
     except DistmagicError:  # it is gone now, or has no address that leads to the others

@@ -58,7 +58,7 @@ def digest_of(*texts: str) -> str:
 class Inside:
     """The job whose nodes all run the code of this process, if there is one. All cells share this process's part in it.
 
-    `kernel` and `own_link` as for `Part`. `current` is that part, None outside a job.
+    `kernel` and `own_link` are described at `Part`. `current` is that part, None outside a job.
     """
 
     def __init__(self, kernel: str, own_link: Callable[[Access], Link]) -> None:
@@ -150,7 +150,7 @@ class Part:
     def refusal(self, flag: str) -> UsageError:
         """Return the error for a flag by which a cell would end before its run."""
         return UsageError(
-            f"{self.place.words}: a job ends with the commands of its nodes, so {flag} does not work here.",
+            f"{self.place.words}: {flag} does not work in a job that starts this program on every node: the job ends with the program.",
             "Leave the flag out.",
         )
 

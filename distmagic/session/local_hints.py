@@ -114,7 +114,7 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
     if compiled:
         return (
             f"{found['name']} is a compiled module of yours, {compiled}, made for this machine. Build it on {host}, and "
-            "name its folder there: --env PYTHONPATH=/path/on/the/host."
+            "name its folder on that host: --env PYTHONPATH=/path/on/the/host."
         )
     return (
         f"{top} is a module of yours, {lies_at}. It travels if code imports it by its name: write `import {top}` in the "

@@ -50,12 +50,12 @@ class Packages:
         if sum(len(text.encode()) for text in texts) > _LINE_BYTES:
             raise UsageError(
                 "The list of packages is longer than a host takes.",
-                "Install uv here, which makes a shorter one, or name a requirements file.",
+                "Install uv on this machine, which makes a shorter list, or name a requirements file.",
             )
 
 
 def of_kernel(name: str) -> Packages:
-    """Return the packages installed for this kernel, each in its version here."""
+    """Return the packages installed for this kernel, each with its version."""
     lines: dict[str, str] = {}
     left_out = []
     for found in importlib.metadata.distributions():
@@ -113,7 +113,7 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
 def of_lock(path: Path, name: str | None = None) -> Packages:
     """Return the packages of a uv.lock, a pylock.toml or a locked requirements file. Raises `UsageError`.
 
-    uv exports a uv.lock: on this machine if it is installed here, else on the hosts.
+    uv exports a uv.lock: on this machine if uv is installed on it, else on the hosts.
     """
     named = name or _name_of(path)
     if path.name == "uv.lock":

@@ -1,4 +1,4 @@
-"""Copies files of this machine to all hosts: once from here, and then from host to host (runner/delivery.py)."""
+"""Copies files of this machine to all hosts: once from this machine, and then from host to host (runner/delivery.py)."""
 
 # ruff: noqa: T201  # lines for people
 
@@ -126,7 +126,7 @@ def _put_batch(
 
 
 def placed_files(local: Mapping[str, LocalBlob]) -> tuple[PlacedFile, ...]:
-    """Return what a host needs in order to make files from blobs; `local` has the files by their names there."""
+    """Return what a host needs in order to make files from blobs; `local` has the files by their names on the host."""
     return tuple(
         PlacedFile(
             path=file_names.quoted(name),

@@ -127,7 +127,7 @@ class Explanation:
             return (
                 "They wait for processes that the program has started itself, as by mp.spawn. torchrun has started all "
                 "ranks already, and process groups of other processes don't come about. Have each rank call the function "
-                'itself, in place of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
+                'itself, instead of mp.spawn: train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])).'
             )
         are_together = all(group.in_collective for group in self.groups)
         if self.parting is not None and (

@@ -202,7 +202,7 @@ def _broken(state: RunState) -> RunError | None:
     )
     return RunError(
         f"The run did not end well: {what}.",
-        f"See agent.log under ~/.distmagic/jobs/{state.job} there.",
+        f"See agent.log under ~/.distmagic/jobs/{state.job} on that host.",
     )
 
 
@@ -335,7 +335,7 @@ def _lost_hint(state: RunState) -> str:
     if not names:
         return ""
     when = (
-        "as soon as it misses the other hosts"
+        "when no heartbeat of the other hosts arrives"
         if any(node.gang for node in left)
         else "when its lease runs out"
     )

@@ -7,9 +7,9 @@
     events           --cell_state.take-->      CellState: the RunState of this cell alone
     RunState         --render, verdict-->      the cell's view, its `Run`, its error
 
-A session here is one background job with its ranks. It has the lease, the loss of hosts, `jobs`, `stop` and `attach` of
-any job. Its loop runs on its own thread and never ends between two cells. So the loss of a rank is noticed at once, and
-a cell costs one message in each direction.
+In this package, a session is one background job with its ranks. It has the lease, the loss of hosts, `jobs`, `stop` and
+`attach` of any job. Its loop runs on its own thread and never ends between two cells. So the loss of a rank is noticed
+at once, and a cell costs one message in each direction.
 
 The same `fold` makes a cell's state from the session's events, starting with the cell's first one. For that,
 `CellEnded` is replaced by the `Ended` in it. When every rank has ended the cell, its nodes count as gone in this state

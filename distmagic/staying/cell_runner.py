@@ -112,7 +112,7 @@ class CellRunner:
             raise self._with_lost(cause) from None
         if isinstance(after, Detached):
             raise UsageError(
-                f"This kernel has lost the hosts of {self.name}; the ranks may stay there without it.",
+                f"This kernel has lost the hosts of {self.name}; the ranks may still run on them.",
                 f"%distributed attach {self.job} {self.name}",
             )
         raise RunError("The ranks have ended.", self._lost)

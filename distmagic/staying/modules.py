@@ -34,7 +34,7 @@ def stale(
     modules: Sequence[ModuleText], there: Mapping[str, str]
 ) -> tuple[ModuleText, ...]:
     """Return the modules that are missing or outdated on the ranks, and the modules that import them. `there` are
-    digests.
+    the digests of the modules that the ranks have, by name.
     """
     found = {module.name for module in modules if there.get(module.name) != digest(module)}  # fmt: skip
     known = set[str]()

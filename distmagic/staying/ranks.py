@@ -185,7 +185,7 @@ class Ranks(CellRunner):
             self._context.run(print, notice, flush=True)
 
     def keep(self) -> None:
-        """Begin the idle time anew, as any cell does. Raises the session's error if it was idle too long before."""
+        """Restart the idle time, as any cell does. Raises the session's error if it was idle too long before."""
         self._run_quietly(Cell("", "nothing"), self._targets(()))
 
     def take_over(self, screen: Screen) -> None:
@@ -243,7 +243,7 @@ class Ranks(CellRunner):
         return self._left(cell)
 
     def _bring(self, names: Iterable[str], noted: interrupts.Interrupts) -> str:
-        """Send changed local modules to all ranks and reload them there; return a notice about it."""
+        """Send changed local modules to all ranks and reload them on the ranks; return a notice about it."""
         found = modules.texts_of(local_modules.found({*names, *self._modules}))
         stale = modules.stale(found, self._modules)
         if not stale:

@@ -65,7 +65,7 @@ def attach(
     can_type: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
-    """Follow ranks that stay and outlive kernels, under this name here. `first_links` lead to the hosts of their job."""
+    """Follow ranks that stay and outlive kernels, under this name in this kernel. `first_links` lead to the hosts of their job."""
     control = Control(job.terms.ends_idle_s)
     idle = IdleTime(job.terms.ends_idle_s or math.inf, clock)
     screen = SessionScreen(idle, can_type=can_type, is_kept=True)

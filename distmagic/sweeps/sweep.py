@@ -62,7 +62,10 @@ def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...
     found = itertools.product(*values)
     calls = tuple(dict(zip(grid, one, strict=True)) for one in found)
     if not grid or not calls:
-        raise UsageError("The sweep has no run.", 'Write {"lr": [0.1, 0.01]}.')
+        raise UsageError(
+            "The sweep has no run: no argument has a value.",
+            'Give each argument a list of values: {"lr": [0.1, 0.01]}.',
+        )
     return calls
 
 

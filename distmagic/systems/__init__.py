@@ -12,7 +12,7 @@ missing:
     hosts.py     provides hosts to a notebook: `asked`, `preview`, `pool`
     run.py       runs a whole job: `check`, `run`
     inside.py    reads the variables that the system sets on a node: `place`
-    export.py    writes the files that start a job there: `files`, `readme`
+    export.py    writes the files that start a job on the system: `files`, `readme`
 
 request/systems.py has a row for each system, which lists what it supports; no other module names a system. No system
 imports another.

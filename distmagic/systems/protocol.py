@@ -90,12 +90,12 @@ class GivesHosts(Protocol):
     pool: Callable[[Connect], Pool]
 
     def asked(self, place: str, wanted: Wanted) -> Asked:
-        """Return the request of a line: `place` is the text after `--on`. Raises `UsageError`."""
+        """Return what a cell's line requests from the system; `place` is the text after `--on`. Raises `UsageError`."""
 
     def preview(
         self, request: Asked, access: Access, owner: str, *, is_elastic: bool
     ) -> str:
-        """Return the request that the system would get. Sends nothing."""
+        """Return, as text, the request that the system would get. Sends nothing."""
 
 
 def hosts_of(name: str) -> GivesHosts:

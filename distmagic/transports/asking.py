@@ -25,7 +25,7 @@ class Asker(Protocol):
     """A way to ask the user. Called from any thread, never from two at once."""
 
     def ask(self, prompt: str, *, secret: bool) -> str:
-        """Return the answer, blocking until it is there; `secret`: don't echo the input.
+        """Return the answer, and block until it is typed; `secret`: don't echo the input.
 
         Raises `AuthenticationError` if no user can answer.
         """

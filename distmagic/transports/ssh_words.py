@@ -17,8 +17,8 @@ _WRONG_CONFIGURATION = TroubleCause(
 _UNKNOWN_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} is not known.",
-    "Log in there once, which shows the fingerprint, asks and remembers: ssh {login}\n"
-    "Where UserKnownHostsFile of your ssh configuration leads nowhere, name a file there first.",
+    "Log in once by hand, which shows the fingerprint, asks and remembers: ssh {login}\n"
+    "If UserKnownHostsFile of your ssh configuration is none or /dev/null, first name a file: UserKnownHostsFile ~/.ssh/known_hosts",
 )
 _TABLE = (
     (

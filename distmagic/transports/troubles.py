@@ -16,7 +16,7 @@ from distmagic.errors import AuthenticationError, HostError, HostKeyError, Unrea
 _MOST_CHARS = 2000  # limit of a message: a server may have chosen part of its text
 # The hint for a host whose UserKnownHostsFile is none or /dev/null.
 KEPT_NOWHERE = (
-    "Your ssh configuration keeps no key of this host: its UserKnownHostsFile leads nowhere. Name a file there, "
+    "Your ssh configuration keeps no key of this host: its UserKnownHostsFile is none or /dev/null. Name a file, "
     "such as ~/.ssh/known_hosts, and log in once with ssh -o StrictHostKeyChecking=ask, which asks and remembers.\n"
     "A cluster of SkyPilot is --on sky:NAME, which keeps its keys."
 )
@@ -92,7 +92,7 @@ UNKNOWN_NAME = TroubleCause(
 REFUSED = TroubleCause(
     Unreachable,
     "{where} refused the connection: nothing listens on that port.",
-    "Check the port, and that sshd runs there: systemctl status ssh",
+    "Check the port, and that sshd runs on that machine: systemctl status ssh",
     "TCP",
 )
 # This process has too many open files.
@@ -138,7 +138,7 @@ NOT_FORWARDED = TroubleCause(
 OTHER_HOST_KEY = TroubleCause(
     HostKeyError,
     "the host key of {where} has CHANGED: {key} is not the one that was seen first, which is in {file}.",
-    "Somebody may be listening in, or the machine was replaced without a launch. If you know that it was:\n"
+    "Somebody may be listening in, or the machine was replaced without a launch. If you are sure that it was replaced:\n"
     "  rm {file_word}\n"
     "and the key that it shows next is trusted.",
 )
@@ -154,7 +154,7 @@ CHANGED_HOST_KEY = TroubleCause(
     "the host key of {where} has CHANGED: {key} is not that of {file}, line {line}.",
     "Somebody may be listening in, or the machine was reinstalled. Ask its administrator; if the key is right:\n"
     "  ssh-keygen -R {name} -f {file_word}\n"
-    "and log in there once, which asks and remembers: ssh {login}",
+    "and log in once, which asks and remembers: ssh {login}",
 )
 # known_hosts marks the key as revoked.
 REVOKED_HOST_KEY = TroubleCause(
@@ -174,7 +174,7 @@ CERTIFIED_HOST_KEY = TroubleCause(
 _NO_ANSWER = {
     "TCP": "Check that the machine is up, that you are in the right network or VPN, and its firewall.",
     "banner": "The port accepts connections, but no SSH server answers. On that machine: systemctl status sshd",
-    "key": "The SSH server is there, but slow: look at the load of that machine, or allow more: --connect-timeout 60",
+    "key": "The SSH server answers, but slowly: look at the load of that machine, or allow more: --connect-timeout 60",
 }
 
 
@@ -224,11 +224,11 @@ def unknown_host_key(
     hint = (
         f"Compare the fingerprint with the one its administrator gives you; then trust it:\n"
         f"  ssh-keyscan {at}{shlex.quote(hostname)} >> {tilde(file)}\n"
-        f"or log in there once, which asks and remembers: ssh {LOGIN}"
+        f"or log in once, which asks and remembers: ssh {LOGIN}"
     )
     alias = hostname if port == 22 else f"[{hostname}]:{port}"
     if known_as != alias or not is_direct:
-        hint = f"Log in there once, which asks and remembers (in {file}); compare the fingerprint then: ssh {LOGIN}"
+        hint = f"Log in once by hand, which asks and remembers (in {file}); compare the fingerprint then: ssh {LOGIN}"
     return Trouble(HostKeyError, message, hint)
 
 
@@ -253,7 +253,7 @@ def not_accepted(
 ) -> Trouble:  # fmt: skip
     """The server refused all keys and answers. `agent` is a broken ssh agent, "" for none."""
     had = "; ".join(tried) or "nothing, because there was no key to try"
-    hint = f"Check the user name, and put your public key there: ssh-copy-id {LOGIN}"
+    hint = f"Check the user name, and copy your public key to the host: ssh-copy-id {LOGIN}"
     if agent:
         hint = _see_agent(agent)
     if "gssapi-with-mic" in accepts and "publickey" not in accepts:

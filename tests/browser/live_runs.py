@@ -131,7 +131,9 @@ def opened(
         page.wait_done(LOAD)
         page.run_cell(RUN)
         if "GO" in source:
-            page.wait_text(RUN, r"^running the cell's own lines here, \d+ s$")
+            page.wait_text(
+                RUN, r"^running the cell's own lines in the notebook, \d+ s$"
+            )
             (tmp_path / "go").touch()
         wait_until(lambda: live(page).count() == 1, "the live view")
         page.wait_text(RUN, begins)

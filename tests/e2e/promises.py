@@ -303,7 +303,7 @@ def _is_unseen(played: Played, rank: int) -> bool:
     if played.error is not None or played.pair.job.kind != "elastic":
         return False
     worker = played.run.state.workers.get(rank)
-    told = f"Nothing is known of rank {rank}: dm"
+    told = f"The result of rank {rank} is unknown: dm"
     if worker is not None:
         if worker.ended is not None:
             return False

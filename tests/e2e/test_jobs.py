@@ -86,7 +86,7 @@ def test_a_job_is_read_and_stopped_from_another_kernel(lab):
         assert (
             session().housekeeping.logs(reach(lab, hosts), job, 1).startswith("0\n1\n")
         )
-        with pytest.raises(HostError, match="still runs here"):
+        with pytest.raises(HostError, match="still runs on this host"):
             session().housekeeping.remove(reach(lab, hosts), [job])
         session().housekeeping.stop(reach(lab, hosts), job)
         assert kernel.wait(HANG_S) == 1  # its run ended, and not as it wished

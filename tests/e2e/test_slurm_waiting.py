@@ -32,7 +32,7 @@ class Away(Noticing):
     def show(self, state: RunState) -> None:
         """Wait for the words on the controller."""
         super().show(state)
-        if "is not known:" in "".join(state.notices) and not self._is_back:
+        if "is unknown:" in "".join(state.notices) and not self._is_back:
             self._is_back = True
             self._slurm.start_controller()
             # Which may not answer at once.
@@ -65,7 +65,7 @@ def test_a_pending_allocation_says_why_until_it_is_cancelled_or_begins(slurm, ke
     found = run(slurm, as_value(count), 0.1, allocation=ONE, screen=away)
     assert dict(found.results) == {0: 1}
     assert any(
-        notice.startswith("How Slurm job ") and " is not known: dm1: " in notice
+        notice.startswith("The state of Slurm job ") and " is unknown: dm1: " in notice
         for notice in away.notices
     )
     assert any("being set up" in notice for notice in away.notices)

@@ -174,13 +174,13 @@ def train():
     assert "sets json.BATCH in the notebook" in text
     assert "logging (the root logger at INFO)" in text
     shown = " ".join(text.split())
-    assert "changes of best, losses stay there" in shown
-    assert shown.count("stay there") == 1
+    assert "changes of best, losses stay on the rank" in shown
+    assert shown.count("stay on the rank") == 1
     assert "INFO:root:seen" in notebook.run("print(run.logs(0))")
     text = notebook.run("%%distributed --hosts dm1:1 --no-settings\nlen(losses)")
     assert "calls logging.basicConfig in the notebook" in text
     assert "start with this process's settings" not in text
-    assert "stay there" not in text
+    assert "stay on the rank" not in text
     text = notebook.run("%%distributed --hosts dm1:1\nkept = sorted(kept)")
     assert "! kept is the run now" in text
     assert notebook.run("kept.results[0]") == "[]"

@@ -86,7 +86,7 @@ if os.environ["RANK"] == "1":
 """)
     assert "rank 2 (dm2, local_rank 0) raised ValueError: no such batch" in text
     assert "--> raise ValueError" in text
-    assert "nobody can here" in notebook.fail("%distributed debug")
+    assert "needs a place to type" in notebook.fail("%distributed debug")
     assert notebook.run("%%ranks 1-2\nkept").endswith("ranks 1-2: 5\n")
     still_there(notebook)
 

@@ -463,7 +463,7 @@ def test_a_certificate_that_is_of_no_use_is_named_and_no_obstacle(
         f"CertificateFile {signed.certificate}",
     )
     message = refused(home.host(server), home, asking.NoAsker()).message
-    assert f"certificate {broken} (none is there)" in message
+    assert f"certificate {broken} (the file has none)" in message
     assert f"certificate {signed.certificate} (there is no private key" in message
 
 

@@ -36,7 +36,7 @@ def fetch_blob(link: Link, blob: Blob, write: Callable[[bytes], object]) -> None
     """Fetch a blob from the host, and pass its bytes to `write`, piece by piece.
 
     Raises `PreflightError` if the host does not have the blob. Raises `ProtocolError`, and closes the link, if the blob
-    has another size there.
+    has another size on the host.
     """
     link.send(protocol.GetBlob(sha256=blob.sha256))
     size = link.answer(protocol.Data).size_bytes

@@ -51,7 +51,8 @@ def read_file(
 ) -> bool:
     """Pass a file to `write`, after calling `begin` with its length and start.
 
-    Return whether the file changed on the host during the transfer. Raises `PreflightError` if it isn't there.
+    Return whether the file changed on the host during the transfer. Raises `PreflightError` if the host has no such
+    file.
     """
     link.send(request)
     begins = link.answer(protocol.FileBegins)

@@ -59,8 +59,8 @@ def fetch(
 ) -> protocol.Data:
     """Pass a file of a job to `write`, piece by piece; return its length.
 
-    Raises `PreflightError` if it isn't there, and `ProtocolError` without reading it if it is larger than
-    `limit_bytes`; the conversation can't continue then.
+    Raises `PreflightError` if the host has no such file. Raises `ProtocolError` without reading the file if it is
+    larger than `limit_bytes`; the conversation can't continue then.
     """
     link.send(request)
     data = link.answer(protocol.Data)

@@ -66,7 +66,7 @@ class RemoteFolder:
 
         Parts that an earlier call fetched are not fetched again. If a file was edited on this machine, the host's
         version is written next to it. Raises `UsageError` if no file matches, and `NoResult` for a file that can't be
-        written here, or that keeps changing.
+        written on this machine, or that keeps changing.
         """
         check_pattern(pattern, "pattern")
         with Reopening(self._open_link) as kept:
@@ -135,7 +135,7 @@ class RemoteFolder:
         return place
 
     def _place(self, target: Path) -> Path:
-        """Return the path for a fetched file: beside `target`, with a line for people, if that was edited here."""
+        """Return the path for a fetched file: next to `target`, with a line for people, if the user has edited `target`."""
         if not seen_files.is_edited(target, self.began_up_s):
             return target
         beside = target.with_name(_beside(target.name))

@@ -211,7 +211,7 @@ class RankProcess:
         return self.end_by_code(os.waitstatus_to_exitcode(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
-        """Return an end made from an exit code. `watch` explains it if memory ran out."""
+        """Return how the rank ended, judged by its exit code. `watch` explains a kill for lack of memory."""
         outcome = exit_codes.outcome_of(code)
         if self.is_replaced and code < 0:
             outcome = "replaced"

@@ -47,7 +47,7 @@ def _too_many_files(number: int) -> RuntimeError:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return RuntimeError(
         f"{os.strerror(number)}: this host allows a process {soft:,}, and the agent has up to 8 for each rank. "
-        "Raise the hard limit (ulimit -Hn), or start fewer ranks here (--nproc-per-node)"
+        "Raise the hard limit (ulimit -Hn), or start fewer ranks on this host (--nproc-per-node)"
     )
 
 

@@ -109,7 +109,7 @@ class StackDumper:
                 self._asked_last.add(pid)
 
     def has_answers(self, ranks: Sequence[RankProcess]) -> bool:
-        """Whether no rank that `ask_last` has asked may still answer."""
+        """Whether each of these ranks that `ask_last` has asked has answered or ended."""
         return all(
             rank.is_over or calls.reply_of(self._run_dir, rank.hello.pid) is not None
             for rank in ranks
@@ -130,7 +130,7 @@ class StackDumper:
 
     def _ask_by_signal(self, rank: RankProcess) -> None:
         if rank.process is None or not stacks.is_ready(self._run_dir, rank.hello.pid):
-            silence = "it is still starting, or has taken over the signal that it is asked with"
+            silence = "it is still starting, or its program handles the signal that asks for stacks"
             self._journal_rank(rank, silence=silence)
             return
         with suppress(OSError):

@@ -206,7 +206,7 @@ class Task:
         self._log.add(message)
 
     def _keep_results(self) -> None:
-        """Write rank 0's return value, if it ran here, and copy its files to the platform's output folder."""
+        """Write rank 0's return value, if rank 0 ran on this node, and copy its files to the platform's output folder."""
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._result())
         output = os.environ.get("OUTPUT_DIR", "")

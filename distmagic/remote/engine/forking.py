@@ -231,9 +231,10 @@ def _clear_modules() -> None:
 def remember(
     before: dict[str, str], descriptors: Iterable[int], asked_for: Iterable[str] = ()
 ) -> None:
-    """Record in the template what its imports changed: the environment since `before`, and these new `descriptors`.
+    """Record in the template (the warm process) what its imports changed: variables, modules, and open files.
 
-    `asked_for` are names that it has imported in addition to torch, or taken from a module.
+    `before` is the environment before the imports, `descriptors` are the files that they have opened. `asked_for` are
+    the names that the template was asked to load in addition to torch: a module, or a name in a module.
     """
     inherited.is_warm = True
     inherited.asked_for = frozenset(asked_for)

@@ -79,7 +79,7 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 def _remove_abandoned(folder: Path, prefix: str) -> None:
     """Remove unfinished files of ranks that were killed while writing: each is as large as the model.
 
-    A rank in another container has no process visible here, but its file keeps changing.
+    A rank in another container has no process that this rank can see, but its file keeps changing.
     """
     now = places.now_at(folder)
     for path in folder.glob(f"{glob.escape(prefix)}*"):

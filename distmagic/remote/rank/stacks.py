@@ -41,7 +41,7 @@ def file_of(run_dir: Path, pid: int) -> Path:
 
 
 def answer(run_dir: Path) -> None:
-    """Make this process answer `SIGNAL` from now on. If that fails, nothing is raised."""
+    """Make this process write the stacks of its threads to a file whenever it gets `SIGNAL`. A failure is ignored."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(file_of(run_dir, os.getpid()), flags, 0o600)
@@ -52,8 +52,8 @@ def answer(run_dir: Path) -> None:
 
 
 def is_ready(run_dir: Path, pid: int) -> bool:
-    """Whether that process would answer the signal. Otherwise the signal could kill it, or make it write to another
-    file.
+    """Whether that process would write its stacks at the signal. Otherwise the signal could kill it, or make it write
+    to another file.
 
     A process stops answering when it becomes another program (exec), or when its code closes all descriptors. While it
     finishes an answer, it ignores the signal.

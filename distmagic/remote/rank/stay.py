@@ -6,8 +6,8 @@ cell, even `sys.exit`, only ends the cell.
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
-    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. The
-                               user's counts anew after that for a failed rank
+    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. If
+                               this was for a failed rank, a later interrupt of the user counts as the first
     OthersEnded   --a look-->  a call that waits for ranks which don't run the cell, or have ended it, is interrupted
                                likewise, and fails the cell
     end of file   --inbox-->   the rank's own end
@@ -67,7 +67,9 @@ _BREAK_S = 2.0  # time for an interrupt to take effect before groups are broken
 _ALONE_S = 0.5  # how often a cell's calls are looked at while other ranks don't run it
 _MOST_GROUPS = 200
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
-_STAYS = "its value is large, or can't be pickled, and stays there under the name _"
+_STAYS = (
+    "its value is large, or can't be pickled, and stays on the rank under the name _"
+)
 
 
 class PeerFailed(KeyboardInterrupt):

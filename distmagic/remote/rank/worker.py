@@ -120,7 +120,7 @@ def _work(
     lost = captured.changed(vars(user_main), before, value)
     ended = ending.keep(rank, value, sources.form_of_results(rank.code))
     if lost and isinstance(thunk, call.Call) and not ended.meaning:
-        meaning = f"changes of {lost} stay there: return what is needed here"
+        meaning = f"changes of {lost} stay on the rank: return what the notebook needs"
         ended = replace(ended, meaning=meaning)
     return replace(ended, loaded=clipped(loaded, 1000), loading_s=loading_s)
 

@@ -53,7 +53,7 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def on_disk(file: BinaryIO) -> None:
-    """Flush a file to the disk or file server; some servers only report errors here. Raises OSError."""
+    """Flush a file to the disk or file server; some servers report errors of earlier writes only now. Raises OSError."""
     file.flush()
     os.fsync(file.fileno())
 

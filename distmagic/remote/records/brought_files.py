@@ -47,7 +47,7 @@ def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
 
 
 def _has_group_for(blob: Path, folder: str) -> bool:
-    """Give a blob the group of a setgid folder, which new files there get by themselves; return whether it has it."""
+    """Give a blob the group of a setgid folder, which new files in that folder get; return whether the blob has it."""
     status = os.stat(folder)
     if status.st_mode & stat.S_ISGID:
         try:
@@ -58,7 +58,7 @@ def _has_group_for(blob: Path, folder: str) -> bool:
 
 
 def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
-    """Record that these files below a folder were copied here. Raises OSError."""
+    """Record that these files below a folder were copied to this host. Raises OSError."""
     # By the copied file or folder: the first part of a path.
     lines: dict[str, list[str]] = {}
     for path in paths:

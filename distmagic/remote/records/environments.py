@@ -2,7 +2,7 @@
 
     ~/.distmagic/envs/NAME            a link to the environment that was last synced under this name
     ~/.distmagic/envs/.DIGEST/        an environment: the digest is of its packages and of its Python
-        ready                         written when all packages are there; without it the environment is never used
+        ready                         written when all packages are installed; without it the environment is never used
         owners                        the owners that have requested it, a line each
         tmp/                          temporary files of the installers
     ~/.distmagic/envs/.DIGEST-TOKEN/  the same, made by a host that did not see another host's lock
@@ -82,7 +82,7 @@ class Environment:
 
     @property
     def tmp(self) -> Path:
-        """Temporary files of its installers; a killed pip leaves its downloads there."""
+        """Temporary files of its installers; a killed pip leaves its downloads in them."""
         return self.path / "tmp"
 
     def finish(self) -> None:

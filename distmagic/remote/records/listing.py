@@ -55,7 +55,7 @@ def work_dir(job: str, node_rank: int) -> str:
     try:
         return os.fsdecode((places.job_dir(job, node_rank) / _WORK_DIR).read_bytes())
     except FileNotFoundError:
-        text = f"what job {job} kept on this host is gone"
+        text = f"the files that job {job} kept on this host were removed"
         raise FileNotFoundError(text) from None
 
 
@@ -257,7 +257,9 @@ def remove(job: str, owner: str = "") -> int:
             continue
         node_rank = int(folder.name.partition("-")[0])
         if is_running(job, node_rank):
-            raise OSError(f"job {job} still runs here; stop it first")
+            raise OSError(
+                f"job {job} still runs on this host; stop it first: %distributed stop {job}"
+            )
         freed += places.size_below(folder)
         with suppress(
             FileNotFoundError

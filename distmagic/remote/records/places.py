@@ -283,7 +283,7 @@ def live_runs() -> list[tuple[str, int]]:
 
 
 def forgotten() -> list[Path]:
-    """Return unused directories in /tmp of this user's other hosts: no process listens there, and they were untouched
+    """Return unused directories in /tmp of this user's other hosts: no process listens in them, and they were untouched
     for a day.
 
     A rebooted host has a new name in /tmp, so it does not find its old directories itself.

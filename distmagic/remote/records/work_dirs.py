@@ -242,7 +242,9 @@ class _Directory:
             return None
 
     def belongs_to(self, origin: str, owner: str) -> None:
-        """Record its origin and owner, before anything is written into it. Raises OSError."""
+        """Record who uses the directory, before a file is written into it: `origin` as in the property, and the `owner`
+        of the job. Raises OSError.
+        """
         self.about.mkdir(mode=0o700, exist_ok=True)
         if self.origin is None:
             # Atomically: a partial origin would be another one.
@@ -318,7 +320,7 @@ def _in_words(stay: Sequence[str]) -> str:
         return ""
     shown = [path[:_NAME_CHARS] for path in stay[:_NAMED_AT_MOST]]
     names = ", ".join(shown) + (", ..." if len(stay) > _NAMED_AT_MOST else "")
-    return f"kept as an earlier run left it: {names} (--fresh empties the directory and sends what is here)"
+    return f"kept as an earlier run left it: {names} (--fresh empties the directory and sends the notebook's files)"
 
 
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:

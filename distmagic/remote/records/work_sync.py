@@ -308,13 +308,13 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:
-    """Return the `source` of a file's row."""
+    """Return what the row of a file records as its source: the pack, the place in it, and whether it is executable."""
     pack = wanted.packs[file.pack]
     return [pack, file.offset, file.size_bytes, file.is_executable]
 
 
 def _in_the_way(path: Path, needed: str, found: str) -> OSError:
     return FileExistsError(
-        f"the run needs {needed} at {path}, but {found} is there.\n"
+        f"the run needs {needed} at {path}, but {found} has that name.\n"
         "Move it away on this host, or start with an empty directory: --fresh"
     )

@@ -12,7 +12,7 @@ from distmagic.remote.wire.vocabulary import RankOutcome
 _MEANINGS = {
     signal.SIGKILL: "killed from outside",
     signal.SIGSEGV: "segmentation fault: native code touched memory that isn't its own",
-    signal.SIGABRT: "aborted by native code; its last words are on stderr",
+    signal.SIGABRT: "aborted by native code; its last message is on stderr",
     signal.SIGBUS: "bus error: often /dev/shm is full (DataLoader workers) or a mapped file was cut short",
     signal.SIGILL: "illegal instruction: a binary built for another processor",
     signal.SIGFPE: "arithmetic error in native code",

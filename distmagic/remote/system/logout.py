@@ -48,7 +48,7 @@ class LogInSession:
     def cure(self) -> str:
         """Advice for the user, so that processes survive."""
         if self.lingers:
-            return "systemd-run --user --scope, which does not work here"
+            return "systemd-run --user --scope, which does not work on this host"
         return f"loginctl enable-linger {self.user} (as root, where that is refused)"
 
 

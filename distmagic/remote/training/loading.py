@@ -40,7 +40,7 @@ class Loading:
         import_hooks.when_imported("transformers.modeling_utils", self._watch_models)
 
     def begin(self) -> None:
-        """Begin anew, with nothing loaded."""
+        """Begin again, with nothing loaded."""
         self._began_s = time.monotonic()
         self._longest_s = 0.0
         self._what = ""

@@ -28,7 +28,7 @@ def rendezvous(
         if given["RANK"] == "0":
             sys.stderr.write(
                 f"distmagic: the program names {':'.join(map(str, _asked(url)))} for its process group. Under torchrun no rank "
-                f"listens there. The ranks meet at {':'.join(place.values())}, as torchrun has set MASTER_ADDR and "
+                f"listens on that port. The ranks meet at {':'.join(place.values())}, as torchrun has set MASTER_ADDR and "
                 "MASTER_PORT: leave both as they are.\n"
             )
         os.environ.update(place)

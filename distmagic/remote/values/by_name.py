@@ -176,7 +176,7 @@ def offer(
             found = load(io.BytesIO(asides[name].pickled))
         except Exception as error:
             raise AttributeError(
-                f"module '__main__' has no attribute {name!r}: the notebook's can't be loaded here "
+                f"module '__main__' has no attribute {name!r}: the notebook's can't be loaded on this host "
                 f"({type(error).__name__}: {error})"
             ) from error
         # Loaded functions bring their globals: existing names stay unchanged.

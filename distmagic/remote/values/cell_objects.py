@@ -241,11 +241,11 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
 
 
 def _kept(module: types.ModuleType, name: str, kind: type) -> object:
-    """Return the object that a package keeps under a name. Raises AttributeError if it is of another class here."""
+    """Return the object that a package keeps under a name. Raises AttributeError if it is of another class on this host."""
     found = getattr(module, name)
     if not isinstance(found, kind):
         here = type(found).__name__
-        text = f"{module.__name__}.{name} is a {kind.__name__} in the notebook, and a {here} here"
+        text = f"{module.__name__}.{name} is a {kind.__name__} in the notebook, and a {here} on this host"
         raise AttributeError(text)  # noqa: TRY004 - as if the host lacked it
     return found
 

@@ -78,7 +78,7 @@ def _fill_enum(cls: Any, state: Any) -> None:
 
 
 def when_loaded(name: str, found: Any, kept: frozenset[type]) -> Any:
-    """Return the function to call in place of `found`, which a pickle names; the classes `kept` stay as they are."""
+    """Return the function to call instead of `found`, which a pickle names; the classes `kept` stay as they are."""
     if name in _FILLING:
         return functools.partial(_fill, found, kept)
     return functools.partial(_made, found) if name in _MAKING else found

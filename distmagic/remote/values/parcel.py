@@ -395,5 +395,5 @@ def _not_here(error: Exception) -> ParcelError:
     if isinstance(error, (pickle.UnpicklingError, EOFError)):
         return ParcelError(f"The parcel is damaged: {error}.")
     return ParcelError(
-        f"The value can't be rebuilt here: {type(error).__name__}: {error}"
+        f"The value can't be rebuilt in this process: {type(error).__name__}: {error}"
     )

@@ -28,8 +28,7 @@ class RunCell(_ToRanks):
     """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
 
     `text` is what the user wrote, "" for an internal cell. With `anew` they first make their process group again. Cells
-    are numbered from 1. A rank never runs one twice, so
-    the request may be repeated over a new connection.
+    are numbered from 1. A rank never runs one twice, so the request may be repeated over a new connection.
     """
 
     data: str = field(default="", repr=False)

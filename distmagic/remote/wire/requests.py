@@ -50,7 +50,7 @@ class Examine:
 class Knock:
     """Asks whether this host can connect to these ports of other hosts; `Knocked` follows.
 
-    If empty, it closes its own ports.
+    Without ports to try, the host closes the ports that it has opened for other hosts.
     """
 
     doors: tuple[HostDoor, ...] = ()

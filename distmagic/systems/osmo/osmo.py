@@ -120,7 +120,10 @@ def _started(words: Sequence[str], err: int) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        raise UsageError(f"osmo can't be started here: {error}.", GET_IT) from None
+        raise UsageError(
+            f"The program osmo can't be started on the notebook machine: {error}.",
+            GET_IT,
+        ) from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

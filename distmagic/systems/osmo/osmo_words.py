@@ -40,7 +40,7 @@ _MEANING = {
     "FAILED_QUEUE_TIMEOUT": "it waited longer than the pool allows",
     "FAILED_CANCELED": "somebody cancelled it",
     "FAILED_BACKEND_ERROR": "something went wrong in the cluster",
-    "FAILED_IMAGE_PULL": "its image can't be had: look at --image",
+    "FAILED_IMAGE_PULL": "its image can't be pulled: look at --image",
     "FAILED_EVICTED": "a node had no room left for it: ask for more with --mem",
     "FAILED_START_ERROR": "a container could not be started",
     "FAILED_START_TIMEOUT": "a container took too long to start",

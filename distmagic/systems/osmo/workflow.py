@@ -147,7 +147,7 @@ class WorkflowRun:
             try:
                 state = osmo.look(self.workflow_id)
             except DistmagicError as error:
-                text = f"How OSMO workflow {self.workflow_id} stands is not known: {error.message}"
+                text = f"The state of OSMO workflow {self.workflow_id} is unknown: {error.message}"
             else:
                 if state.is_over:
                     return state

@@ -132,7 +132,7 @@ class Cluster:
         """
         if self.hosts:
             return self.hosts
-        tell(f"Asking SkyPilot how the cluster {self.cluster} stands.")
+        tell(f"Asking SkyPilot for the state of the cluster {self.cluster}.")
         try:
             self._find(self._state(asker, tell))
         except BaseException as caught:  # noqa: BLE001 - an interrupt, too
@@ -141,7 +141,9 @@ class Cluster:
         return self.hosts
 
     def _ended_by(self, caught: BaseException, asker: NotebookAsker) -> BaseException:
-        """Return the reason of its end; shut it down if it was launched now and no other run waits for it."""
+        """Return the error of a failed or interrupted wait. Shut the cluster down if this kernel has launched it for
+        nobody else.
+        """
         if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
             return caught
         # A command that was ended also fails; the error of giving up was set before.
@@ -150,7 +152,7 @@ class Cluster:
             self.error = error
         if not self._is_launched or self.hosts:  # which another run may have found
             return error
-        left = f"The cluster {self.cluster} was there before, and is left as it is."
+        left = f"The cluster {self.cluster} existed before this cell, and is left as it is."
         if self._is_new:
             left = sky.take_down_soon(self.cluster)
         if isinstance(error, DistmagicError):

@@ -40,7 +40,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return the paragraphs of the folder's README."""
     return (
-        f"Launch it here: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
+        f"Launch it in this folder: `sky launch -c {job.title} task.yaml`; see it with `sky logs {job.title}`, end it with `sky down {job.title}`.",
         "`task.yaml` has the static rendezvous, `task-c10d.yaml` c10d, with which ranks may be restarted on several nodes.",
         "Set its size on the command line; no line changes: `sky launch --num-nodes 4 --gpus L4:4 task.yaml`.",
     )

@@ -52,7 +52,7 @@ def asked(place: str, wanted: Wanted) -> SkyRequest:
         if re.search(r"^[\"']?run[\"']?\s*:", text, re.MULTILINE):
             raise UsageError(
                 f"--sky {wanted.file} has a run: block, which SkyPilot would run next to the cell.",
-                "Take it out; resources, setup and file_mounts are what is used.",
+                "Remove that block; distmagic uses resources, setup and file_mounts.",
             )
         known["file"] = str(path.absolute())
     return SkyRequest(name=name, **known)

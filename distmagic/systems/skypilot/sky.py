@@ -225,7 +225,7 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
     def hold() -> None:
         said = _failure(hold_words(request, cluster), EXEC_S)
         if said:
-            text = f"SkyPilot may stop the cluster {cluster} while a job runs there; sky exec reports: {said}"
+            text = f"SkyPilot may stop the cluster {cluster} while a job runs on it; sky exec reports: {said}"
             print(sanitize.lines(text), file=sys.stderr)  # noqa: T201 - a line for people
 
     threads.begin("hold", hold)
@@ -244,7 +244,9 @@ def take_down_soon(cluster: str) -> str:
     """
     said = _failure(("down", "--yes", "--async", cluster), _SOON_S)
     if said:
-        return f"It may not be taken down: {said} By hand: sky down {cluster}"
+        return (
+            f"SkyPilot may not have taken it down: {said}\nBy hand: sky down {cluster}"
+        )
     return "It is being taken down."
 
 

@@ -99,7 +99,7 @@ def not_up(name: str, known: Sequence[ClusterState]) -> UsageError:
         names = ", ".join(there) or "none"
         return UsageError(
             f"SkyPilot has no cluster {name}.",
-            f"Clusters that are there: {names}. sky launch -c {name} makes this one.",
+            f"SkyPilot has these clusters: {names}. sky launch -c {name} makes this one.",
         )
     return UsageError(
         f"The cluster {name} is not up: SkyPilot reports {state.status}.",

@@ -154,7 +154,7 @@ class Allocation:
             try:
                 state = self._look(asker)
             except (ConnectionLost, Unreachable) as error:
-                tell(f"How Slurm job {self.job} stands is not known: {error.message}")
+                tell(f"The state of Slurm job {self.job} is unknown: {error.message}")
             else:
                 if state is not None and state.is_pending:
                     words = job_states.waiting(state)
@@ -351,7 +351,8 @@ def submitted(
         job = submission.job_id(answer.out)
     except ValueError as error:
         raise UsageError(
-            f"{shell.name}: {error}.", "Try sbatch --parsable by hand there."
+            f"{shell.name}: {error}.",
+            "Try it by hand on that machine: sbatch --parsable",
         ) from None
     return Allocation(request, shell, job, terms)
 

@@ -39,7 +39,7 @@ def files(job: ExportedJob) -> tuple[File, ...]:
 def readme(job: ExportedJob) -> tuple[str, ...]:
     """Return the paragraphs of the folder's README."""
     return (
-        f"Submit it here, in a folder that all nodes see: `sbatch job.sbatch`; it prints to `{job.title}-JOB.out`.",
+        f"Submit it in this folder, which all nodes must see: `sbatch job.sbatch`; it prints to `{job.title}-JOB.out`.",
         "`job.sbatch` starts `node.sh` on each node, where torchrun starts the ranks; `ranks.sbatch` starts `rank.sh` for each rank.",
         "Options on the command line win over those in the files: `sbatch --nodes 4 --time 1:00:00 job.sbatch`.",
     )
@@ -70,7 +70,7 @@ def _sbatch(job: ExportedJob, ranks: int, *, tasks: int, starts: str) -> str:
         f"# One task a {what}. Submit it in its own folder.",
         *(quoting.directive(name, value) for name, value in own),
         "",
-        f'[ -f {starts} ] || {{ echo "{starts} is not here: run sbatch in the folder of this file" >&2; exit 2; }}',
+        f'[ -f {starts} ] || {{ echo "{starts} is missing: run sbatch in the folder of this file" >&2; exit 2; }}',
         "export MASTER_ADDR=$(hostname)  # this script runs on the first node",
         f"export MASTER_PORT={job.spec.master_port or '$((20000 + SLURM_JOB_ID % 10000))'}",
         *parts.read_environment(job),

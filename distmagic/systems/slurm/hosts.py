@@ -35,7 +35,7 @@ def asked(place: str, wanted: Wanted) -> SlurmRequest:
     if job and (wanted.options or wanted.nodes or wanted.setup):
         raise UsageError(
             f"Slurm job {job} has its nodes already.",
-            "Leave out --nodes, --setup and what would be passed to sbatch.",
+            "Leave out --nodes, --setup and the options of sbatch.",
         )
     known = wanted.given("nodes", "setup", "idle_s")
     return SlurmRequest(login=login, job=job, options=wanted.options, **known)

@@ -72,9 +72,9 @@ def _check_alone(found: Variables, job: str) -> None:
         return
     where = "the batch step" if found.get("SLURM_PROCID") else "no step"
     raise UsageError(
-        f"Inside Slurm job {job}: this runs in {where} of it (SLURM_STEP_ID is not set), on one of {found.get(name)} nodes ({name}).",
-        "Write srun before the command, with --ntasks-per-node=1; or --on slurm, which uses all nodes of the job from "
-        "here; or --on none, which uses this node alone.",
+        f"Inside Slurm job {job}: this process is in {where} of the job (SLURM_STEP_ID is not set), so it has one of {found.get(name)} nodes ({name}).",
+        "Write srun before the command, with --ntasks-per-node=1; or --on slurm, which uses all nodes of the job; "
+        "or --on none, which uses this node alone.",
     )
 
 

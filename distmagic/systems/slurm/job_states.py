@@ -200,7 +200,7 @@ _ENDS = {
 }
 _FAILED_WHEN_HELD = (
     "failed: one of its keepers has ended",
-    "A keeper holds a node for the ranks; it may have been killed there. Run the cell again: it asks for new nodes.",
+    "A keeper holds a node for the ranks; it may have been killed. Run the cell again: it asks for new nodes.",
 )
 
 

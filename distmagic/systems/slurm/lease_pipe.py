@@ -41,7 +41,7 @@ class LeasePipe:
             if limit.is_over:
                 raise Unreachable(
                     node.name,
-                    f"srun started nothing there within {OPEN_S:g} s.",
+                    f"srun started nothing on this node within {OPEN_S:g} s.",
                     f"Try by hand: srun --jobid={node.job} --overlap -N1 -n1 -w {node.name} true",
                 )
             if answer != b"ready\n":

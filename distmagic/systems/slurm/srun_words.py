@@ -109,7 +109,7 @@ class _Cause:
     hint: str
 
 
-_AGAIN = "It is tried again; squeue -j {job} shows how the job stands."
+_AGAIN = "It is tried again; squeue -j {job} shows the state of the job."
 _CAUSES = (
     _Cause(
         r"distmagic: no keeper answers",
@@ -127,13 +127,13 @@ _CAUSES = (
         r"unrecogni[sz]ed option '?--overlap",
         PreflightError,
         "this Slurm has no srun --overlap (it came with 20.11), so no step can be started next to another.",
-        "Reach the nodes with --hosts, where the cluster lets you log in there, or ask for a newer Slurm.",
+        "Reach the nodes with --hosts, if the cluster lets you log in to them, or ask for a newer Slurm.",
     ),
     _Cause(
         r"Memory required by task is not available|Requested nodes are busy"
         r"|step creation (?:temporarily )?disabled|Job step creation temporarily",
         Unreachable,
-        "Slurm starts no step there for now; after a restart of its controller that lasts up to half a minute.",
+        "Slurm starts no step on this node for now; after a restart of its controller that lasts up to half a minute.",
         "Run the cell again then.",
     ),
     _Cause(
@@ -190,7 +190,9 @@ def trouble(node: str, job: str, said: str) -> DistmagicError | None:
     if errors:
         return Unreachable(
             node,
-            f"srun could not start anything there: {errors[-1]}.".replace("..", "."),
+            f"srun could not start anything on this node: {errors[-1]}.".replace(
+                "..", "."
+            ),
             _AGAIN.format(job=job),
         )
     return None

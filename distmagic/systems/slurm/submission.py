@@ -66,9 +66,9 @@ def preview(request: SlurmRequest, terms: KeeperTerms) -> str:
 
 
 def script(request: SlurmRequest, terms: KeeperTerms) -> str:
-    """Return the batch script: the user's set-up, which then execs the lead's keeper, which starts the others.
+    """Return the batch script. It runs the user's set-up, and then becomes the keeper of the first node.
 
-    It uses exec because Slurm's signals reach only the first process of a batch script.
+    It becomes the keeper by exec, because Slurm's signals reach only the first process of a batch script.
     """
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
@@ -89,7 +89,7 @@ def keepers_step(step: Argv, nodes: int, terms: KeeperTerms, idle_s: float) -> A
 
 
 def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
-    """Return the command of the lead's keeper, which starts the others."""
+    """Return the command that starts the keeper of the first node (the lead), which starts those of the other nodes."""
     others = nodes - 1
     step: list[str] = []
     if others:

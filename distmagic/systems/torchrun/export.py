@@ -31,7 +31,7 @@ def readme(job: ExportedJob) -> tuple[str, ...]:
     )
     address, port = _meeting(job)
     return (
-        f"Copy this folder to each host, then run there: {first}{others}.",
+        f"Copy this folder to each host, then run on it: {first}{others}.",
         "Or run `bash any-node.sh` on all of them (c10d): the nodes number themselves, and ranks may be restarted.",
         f"The nodes meet at {address}, port {port}: every host must be able to dial it.",
     )

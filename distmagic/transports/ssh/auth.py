@@ -114,7 +114,7 @@ class LogIn:
             if (certificate := read_certificate(file)) is not None:
                 certificates.append(certificate)
             elif resolved.certificate_files:
-                self.tried.append(f"certificate {file} (none is there)")
+                self.tried.append(f"certificate {file} (the file has none)")
         wanted = set()
         if resolved.certificate_files:
             wanted = {certificate.plain for certificate in certificates}

@@ -262,7 +262,7 @@ class SshSession:
             hint = "Its sshd may limit sessions (MaxSessions); raise the limit, or close other connections."
             raise PreflightError(
                 name,
-                f"no further process can be started there: {error.text[:500]}.",
+                f"no further process can be started on this host: {error.text[:500]}.",
                 hint,
             ) from error
         except _BROKEN as error:

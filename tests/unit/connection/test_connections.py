@@ -304,7 +304,7 @@ def test_when_python_ends_and_starts_no_thread_connections_are_closed_all_the_sa
 
 
 def test_the_systems_client_keeps_no_key_of_a_host_that_was_just_made():
-    with pytest.raises(UsageError, match="--ssh-command keeps none"):
+    with pytest.raises(UsageError, match="--ssh-command does not keep"):
         connections.connect(
             Host(name="mine"),
             Access(ssh_command="ssh"),

@@ -10,7 +10,7 @@ LONG = "filler " * 300
 PAGES = {
     "hosts": f"# Hosts\n\nHow hosts are named.\n\n## A jump host\n\nWrite ProxyJump:\n\n```\nHost a\n\n    ProxyJump b\n```\n\n## Rest\n\n{LONG}\n",
     "flags": "# Flags\n\nAll of them.\n\n## Ranks\n\n| flag | meaning |\n|---|---|\n"
-    f"| `--env NAME` | a variable |\n| `--devices 0,1` | some GPUs |\n\n{LONG}\n\nFor example:\n\n```\n--env A=1\n\n--env B=2\n```\n",
+    f"| `--env NAME` | a variable |\n| `--devices 0,1` | some GPUs |\n\n{LONG}\n\n- **Caches** are\n  kept.\n- **Nodes** are counted, in a cache.\n\nFor example:\n\n```\n--env A=1\n\n--env B=2\n```\n",
 }
 
 
@@ -34,6 +34,19 @@ def test_a_row_of_a_long_section_comes_with_its_tables_head():
 
 def test_a_paragraph_of_a_long_section_keeps_the_code_below_it():
     assert best("example")[1] == "For example:\n\n```\n--env A=1\n\n--env B=2\n```"
+
+
+def test_an_item_of_a_long_sections_list_is_a_passage():
+    assert best("kept")[1] == "- **Caches** are\n  kept."
+    assert best("count")[1] == "- **Nodes** are counted, in a cache."
+
+
+@pytest.mark.parametrize("question", ["cache", "caches", "caching"])
+def test_all_forms_of_a_word_that_ends_in_e_are_the_same_word(question):
+    assert [one.text[:11] for one in search([question], PAGES)] == [
+        "- **Caches*",
+        "- **Nodes**",
+    ]
 
 
 @pytest.mark.parametrize("question", ["proxyjmup", "ProxyJump", "how do I proxyjump"])

@@ -338,7 +338,7 @@ def test_kept_ranks_take_no_name_that_stands_for_others(jobs):
     notebook.ranks["exp"] = SimpleNamespace(job="other", done=False)
     error = jobs.error("%distributed attach exp")
     notebook.ranks.clear()
-    assert error.message == "exp stands for other ranks here."
+    assert error.message == "exp already stands for other ranks in this notebook."
     assert error.hint == "%distributed attach busy NAME gives these another name."
 
 
@@ -387,7 +387,7 @@ def test_clean_tells_of_working_directories_and_all_takes_this_notebooks_own(
     lines = [
         line
         for line in capsys.readouterr().out.splitlines()
-        if line.startswith(("working directory", "put there"))
+        if line.startswith(("working directory", "copied by"))
     ]
     golden(*lines)
     jobs.value("%distributed clean all")

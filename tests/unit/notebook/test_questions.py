@@ -15,6 +15,44 @@ QUESTIONS = (
         "A jump host (bastion, ProxyJump) with another or different key (identity file)",
     ),
     ("module load", "Environment modules (module load)"),
+    ("environment modules", "Environment modules (module load)"),
+    ("conda and modules", "Environment modules (module load)"),
+    (
+        "two users",
+        "Two users or notebooks on the same host: people who share machines",
+    ),
+    (
+        "keep training when the laptop is closed",
+        "Detached jobs: close the laptop, keep training, come back later",
+    ),
+    (
+        "close the laptop",
+        "Detached jobs: close the laptop, keep training, come back later",
+    ),
+    (
+        "change code without loading the model again",
+        "Change code without loading the model again",
+    ),
+    (
+        "keep the model in memory between cells",
+        "Change code without loading the model again",
+    ),
+    (
+        "reload the model every time",
+        "Change code without loading the model again",
+    ),
+    ("a debugger on rank 2", "A debugger in one rank (pdb, breakpoint)"),
+    ("pdb", "A debugger in one rank (pdb, breakpoint)"),
+    ("debug a rank", "Debug a rank: where does training hang?"),
+    (
+        "profile a running job",
+        "Profile a training loop (torch.profiler): where does the time go?",
+    ),
+    (
+        "huggingface trainer",
+        "Lightning and Transformers (Hugging Face Trainer)",
+    ),
+    ("kubernetes", "Nodes of a scheduler"),
     ("conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
     ("only some GPUs", "Use only some GPUs (restrict a run to GPUs 2 and 3)"),
     (
@@ -148,7 +186,7 @@ QUESTIONS = (
         "why is the first run slow",
         "Warm processes: why the first run is slow, and the second starts at once",
     ),
-    ("debugger", "A debugger in one rank"),
+    ("debugger", "A debugger in one rank (pdb, breakpoint)"),
     ("elastic training", "Elastic jobs: hosts that come and go"),
     ("what is a rank", "Words: what is a rank, a host, a node, a job, a run?"),
     (

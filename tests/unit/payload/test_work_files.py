@@ -250,7 +250,7 @@ def test_files_that_git_ignores_and_the_code_names_are_said(project, golden):
     golden(made.notice)
     write(project, ".distmagicignore", text="*.pkl\n")  # as the user wants it
     made = with_tree(payload(folder=project), None, project)
-    assert made.notice.startswith("not sent: data/train.bin (.gitignore keeps it here")
+    assert made.notice.startswith("not sent: data/train.bin (.gitignore excludes it")
     write(project, ".distmagicignore", text="*.pkl\n!data/train.bin\n")
     made = with_tree(payload(folder=project), None, project)
     assert (made.notice, "data/train.bin" in paths(made)) == ("", True)

@@ -190,7 +190,7 @@ def test_what_can_not_run_inside(golden):
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
     with pytest.raises(UsageError) as caught:
         Part(place, SECRET, "", no_link).run("", ACCESS, JobSpec(detach=True), not_here)
-    assert "--detach does not work here" in str(caught.value)
+    assert "--detach does not work in a job" in str(caught.value)
 
 
 def test_the_part_is_kept_for_the_next_cell():

@@ -313,7 +313,7 @@ def test_a_lost_host_that_failed_and_stopped_the_others_is_blamed_and_not_their_
     stopping = p.NodeStopping(reason="failed", culprit=1)
     ends = [at(stopping, 0), at(p.EngineEnded(code=143), 0), at(p.Final(reason="failed"), 0), at(Gone(), 0)]  # fmt: skip
     two = begin("j", ("gpu-a", "gpu-b"), terms(1, min_nodes=1))
-    lost = at(Lost(why="gpu-b: it has nothing of job j."), 1)
+    lost = at(Lost(why="gpu-b: it has no files of job j."), 1)
     golden(verdict(fold(two, [lost, *ends])))
     raised = p.Ended(
         rank=1, restart=0, outcome="raised", code=1, failure=p.Failure(type="OSError", message="gone", traceback=""),

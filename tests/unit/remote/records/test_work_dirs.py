@@ -127,7 +127,7 @@ def test_a_file_that_a_rank_has_removed_or_only_touched_comes_again(project, hom
     assert found.notice == ""
 
 
-STAYS = "kept as an earlier run left it: {} (--fresh empties the directory and sends what is here)"
+STAYS = "kept as an earlier run left it: {} (--fresh empties the directory and sends the notebook's files)"
 
 
 def noticed(work: WorkDir, job: str) -> str:

@@ -133,7 +133,8 @@ def test_an_older_systemd_knows_no_policy_for_scopes(says):
     assert logout.survivor_prefix() == OLD_PREFIX
     says(KILLS, scopes=())
     with pytest.raises(
-        PermissionError, match=r"systemd-run --user --scope, which does not work here$"
+        PermissionError,
+        match=r"systemd-run --user --scope, which does not work on this host$",
     ):
         logout.survivor_prefix()
     assert logout.survivor_prefix(must=False) == ()

@@ -68,7 +68,7 @@ def test_without_the_program_it_is_said_how_to_get_it(tmp_path, monkeypatch, gol
     monkeypatch.setenv("PATH", str(tmp_path))
     with golden.raises(UsageError):
         osmo.check()
-    with pytest.raises(UsageError, match="osmo can't be started here"):
+    with pytest.raises(UsageError, match="osmo can't be started on the notebook"):
         osmo.look("cell-1")
 
 

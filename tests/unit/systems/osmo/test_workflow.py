@@ -140,7 +140,7 @@ def test_a_state_that_can_not_be_asked_for_is_told_and_asked_for_again(service, 
     told: list[str] = []
 
     def act(state: Any) -> None:
-        if not told and "How OSMO workflow cell-1 stands is not known" in "".join(
+        if not told and "The state of OSMO workflow cell-1 is unknown" in "".join(
             state.notices
         ):
             told.append("away")

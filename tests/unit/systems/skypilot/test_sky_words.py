@@ -61,7 +61,7 @@ def test_a_line_without_orders_to_a_terminal(line):
 def test_clusters_that_cant_be_used(name, golden):
     error = sky_words.not_up(name, (MINE, OLD))
     golden(error)
-    assert "there: none." in sky_words.not_up(name, ()).hint
+    assert "clusters: none." in sky_words.not_up(name, ()).hint
 
 
 def test_a_cluster_that_is_not_up_yet(golden):

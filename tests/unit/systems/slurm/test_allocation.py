@@ -163,7 +163,7 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
     squeue(login, RUNNING)
     login.answers["srun"] = [Hanging()]
     with pytest.raises(
-        Unreachable, match=r"a1: srun started nothing there within 0\.1 s\."
+        Unreachable, match=r"a1: srun started nothing on this node within 0\.1 s\."
     ) as caught:
         made.wait(ASKER, print)
     assert (

@@ -30,6 +30,7 @@ def run(
 
     `labels` are those of the notebook's cells, `names` those that get the run.
     """
+    from distmagic.staying.following import may_follow
     from distmagic.staying.ranks import CellRequest
 
     assert notebook.shell is not None
@@ -62,7 +63,7 @@ def run(
         notebook={
             name: values[name]
             for name in own
-            if not name.startswith("_") and values[name] is not ranks
+            if may_follow(name) and values[name] is not ranks
         },
         labels=labels,
         ranks=request.ranks,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
+import re
 import sys
 import tempfile
 import types
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import blobs, local_modules
@@ -30,8 +33,13 @@ _SHOWN = (int, float, bool, type(None))
 _DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
 _MOST_DIGESTS = 2_000
 _PLAIN = (*_SHOWN, str, bytes)
+# Types whose values may be sent twice: no code can change them or tells them apart.
+_ALIKE = (*_PLAIN, tuple, frozenset, type, types.FunctionType, types.ModuleType)
+_DEEP = 2  # objects in objects that ranks have
 _SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
+# Names that IPython gives to outputs and inputs, and that of the last run.
+_OF_IPYTHON = re.compile(r"_+|_i+|_i?\d+|_[dio]h|_exit_code|_run|__\w*")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_GLOBAL = "STORE_GLOBAL"  # an assignment in a function with `global`
 _ASSIGNS = ("STORE_NAME", _BY_GLOBAL)
@@ -63,27 +71,34 @@ def prepared(
     """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
 
     `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
-    Values sent before are sent again when they have changed: functions that live on the ranks may use them.
+    Values sent before are sent again when they have changed: functions that live on the ranks may use them. An object
+    that ranks have under a name is not sent in another one: that gets the ranks' own, which they may have trained.
     Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB, unless the cell, or
     a cell on `some_ranks`, assigns that name.
     """
     theirs = set(theirs)
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
-    assert isinstance(code, types.CodeType)
+    code = _code(plan)
     # The names that the cell assigns, also in its functions.
     assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
     not_needed = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
     own = {name: value for name, value in notebook.items() if name not in theirs}
+    held: dict[int, tuple[str, object]] = {}
     digests = {name: there[name] for name in there.keys() - theirs}
     sent: dict[str, object] = {}
     outdated: list[str] = []
     codes: list[types.CodeType] = []
     modules = set(local_modules.imports_of_text(plan.text))
     # The names that the cell uses, and those that its functions and classes use in turn.
-    needed = _reached(_names_read(code), own)
-    for name in dict.fromkeys([*needed, *_reached(there, own)]):
-        value = alone(own[name])
+    waiting = _reached(_names_read(code), own)
+    needed = set(waiting)
+    waiting += _reached(there, own)
+    done: set[str] = set()
+    while waiting:
+        name = waiting.pop(0)
+        if name in done:
+            continue
+        done.add(name)
+        value = own[name]
         try:
             digest, seen = _digest(name, value, form_for(pythons))
         except PayloadError:
@@ -97,9 +112,15 @@ def prepared(
         modules |= seen.modules
         for used_code in seen.codes:
             modules.update(local_modules.imports_of_code(used_code))
+        # Functions in it go without their globals.
+        more = [name for one in seen.codes for name in _names_read(one) if name in own]
+        waiting[:0] = more
+        needed.update(more if name in needed else ())
         if there.get(name) != digest:
             sent[name] = value
             codes += seen.codes
+        else:
+            held |= _held(name, value, _DEEP)
     texts = {**texts_of(codes), plan.filename: plan.text}
     cell = Cell(
         source=plan.text,
@@ -118,11 +139,36 @@ def prepared(
     for name in names_in(code, "DELETE_NAME", "DELETE_GLOBAL"):
         digests.pop(name, None)
     return CellParcel(
-        parcel=dumped(cell, Seen(), None, form_for(pythons), in_one=True),
+        parcel=dumped(
+            cell, Seen(held=held, only=sent), None, form_for(pythons), in_one=True
+        ),
         digests=digests,
         notice=" ".join(notices),
         modules=frozenset(modules),
     )
+
+
+def _held(path: str, value: object, deep: int) -> dict[int, tuple[str, object]]:
+    """Return the objects that ranks have with a value: by id, the path of each from its name, and the object."""
+    if isinstance(value, _ALIKE):
+        return {}
+    torch = sys.modules.get("torch.nn")
+    parts: Iterable[tuple[str, object]] = ()
+    if torch is not None and isinstance(value, torch.Module):
+        parts = chain(value.named_modules(), value.named_parameters())
+        parts, deep = [(name, part) for name, part in parts if name], 1
+    elif deep:
+        own = getattr(value, "__dict__", {}).items()
+        parts = [(name, part) for name, part in own if str(name).isidentifier()]
+    found: dict[int, tuple[str, object]] = {}
+    for name, part in parts:
+        found |= _held(f"{path}.{name}", part, deep - 1)
+    return found | {id(value): (path, value)}
+
+
+def may_follow(name: str) -> bool:
+    """Whether a name of the notebook's namespace is the user's, such as `_helper`."""
+    return not _OF_IPYTHON.fullmatch(name)
 
 
 def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
@@ -131,6 +177,13 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
     """
     others = {version[:2] for version in pythons} - {sys.version_info[:2]}
     return SourceForm(min(others)) if others else None
+
+
+def _code(plan: CellPlan) -> types.CodeType:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
+    assert isinstance(code, types.CodeType)
+    return code
 
 
 def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
@@ -145,16 +198,24 @@ def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
 
 
 def _names_in(value: object) -> Iterator[str]:
-    """Yield the global names in the code of a function or class that the notebook defined."""
-    function = inspect.unwrap(value) if callable(value) else value
-    if isinstance(function, types.FunctionType):
-        if function.__module__ == "__main__":
-            yield from _names_read(function.__code__)
-    elif isinstance(value, type) and value.__module__ == "__main__":
+    """Yield the global names in the code of a notebook's function or class, and of functions that it wraps."""
+    layers: list[Any] = []
+    if callable(value):
+        layers.append(inspect.unwrap(value, stop=layers.append))
+    for one in layers:
+        if _is_of_notebook(one):
+            yield from _names_read(one.__code__)
+    if isinstance(value, type) and value.__module__ == "__main__":
         for member in vars(value).values():
             for one in (member, getattr(member, "fget", None), getattr(member, "__func__", None)):  # fmt: skip
                 if isinstance(one, types.FunctionType):
                     yield from _names_in(one)
+
+
+def _is_of_notebook(value: object) -> TypeGuard[types.FunctionType]:
+    """Whether a value is a function that uses the notebook's globals. Another module's decorator has its own."""
+    is_function = type(value) is types.FunctionType
+    return is_function and value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined]
 
 
 def _names_read(code: types.CodeType) -> Iterator[str]:
@@ -169,23 +230,6 @@ def _names_read(code: types.CodeType) -> Iterator[str]:
     is_cell = code.co_name == "<module>"  # the names of a class are its own
     for one in inner:
         yield from (name for name in _names_read(one) if not (is_cell and name in made))
-
-
-def alone(value: object) -> object:
-    """Return a copy of a notebook function without its globals, which are sent separately by name."""
-    if type(value) is not types.FunctionType or value.__module__ != "__main__":
-        return value
-    twin = types.FunctionType(
-        value.__code__,
-        {"__name__": "__main__", "__builtins__": __builtins__},
-        value.__name__,
-        value.__defaults__,
-        value.__closure__,
-    )
-    for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__"):  # fmt: skip
-        setattr(twin, name, getattr(value, name))
-    vars(twin).update(vars(value))
-    return twin
 
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
@@ -221,7 +265,7 @@ def _key(name: str, value: object) -> Hashable | None:
 def _digest_anew(
     name: str, value: object, source: SourceForm | None
 ) -> tuple[str, Seen]:
-    seen = Seen()
+    seen = Seen(only=())
     with tempfile.NamedTemporaryFile(dir=blobs.folder(), prefix=".value-") as file:
         try:
             parcel.dump(

@@ -101,13 +101,17 @@ _abc | abc.py | remote.values.cell_objects | a function that wraps an abstract c
 _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
 _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
+_backward_hooks | torch/_C/__init__.pyi | remote.values.pickling | no tensor of a call can be sent
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
 _dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
+_find_imported_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
 _class_setstate | cloudpickle/cloudpickle.py | remote.values.classes | a result changes the notebook's own classes
+_cloudpickle_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
+_compiled_call_impl | torch/nn/modules/module.py | remote.values.pickling | a parametrized module that was compiled can't be sent
 _current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
 _get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
@@ -115,6 +119,8 @@ _get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.
 _group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
+_inject_new_class | torch/nn/utils/parametrize.py | remote.values.pickling | no parametrized module can be sent
+_inject_property | torch/nn/utils/parametrize.py | remote.values.pickling | no parametrized module can be sent
 _inst | random.py | remote.values.cell_objects | functions imported from random draw the same numbers on all ranks
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
@@ -127,6 +133,7 @@ _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
 _next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
 _popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
+_post_accumulate_grad_hooks | torch/_tensor.py | remote.values.pickling | no tensor of a call can be sent
 _rand | numpy/random/mtrand.pyi | remote.values.cell_objects | functions imported from numpy.random draw the same numbers on all ranks
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
 _run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start

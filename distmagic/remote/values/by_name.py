@@ -16,7 +16,7 @@ import pickle
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -151,13 +151,18 @@ class Small(io.BytesIO):
 
 def without_objects(reduced: Any) -> Any:
     """Return how to pickle a function, as `reduced` does, but without the objects among its globals."""
-    if reduced is NotImplemented:
-        return reduced
     state, slots = reduced[2]
     kept = {}
     for name, value in slots["__globals__"].items():
         if _is_light(name, value):
             kept[name] = value
+    return (*reduced[:2], (state, slots | {"__globals__": kept}), *reduced[3:])
+
+
+def with_globals(reduced: Any, names: Container[str]) -> Any:
+    """Return how to pickle a function, as `reduced` does, but with these of its globals alone."""
+    state, slots = reduced[2]
+    kept = {name: one for name, one in slots["__globals__"].items() if name in names}
     return (*reduced[:2], (state, slots | {"__globals__": kept}), *reduced[3:])
 
 

@@ -9,6 +9,9 @@ functions of a module share, marks that code compares by identity, and objects t
 An object that a decorator has made of a function may hold a lock, like Triton's kernels, or come from torch.compile. One
 that can be imported is sent by its name. One that a cell defines is made again on the host, from the text of its
 definition.
+
+An object of a user's class that derives from a container, or has a `__new__`, is rebuilt without calling the class's
+own methods: its `__init__` may need arguments, and its `__setitem__` attributes that are not set yet.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import threading
 import types
 import typing
 import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,6 +61,12 @@ _OF_DYNAMO = "_torchdynamo_orig_callable"
 _INNER = (_OF_DYNAMO, "__wrapped__", "fn", "func", "_fn", "function")
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _DEPTH = 8  # nested decorators
+_CONTAINERS = (OrderedDict, defaultdict, dict, list, set, deque)
+_BASES = (*_CONTAINERS, tuple, float, int, str, bytes, object)
+# A class with one of these pickles its objects in its own way.
+_OWN_WAY = {
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
+}  # fmt: skip
 
 
 def reduced(obj: Any) -> Any:
@@ -84,7 +94,7 @@ def reduced(obj: Any) -> Any:
     if isinstance(obj, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
         return type(obj), (dict(obj),)
     if isinstance(obj, LruCached) and obj.__module__ == "__main__":
-        return _lru_cached, (obj.__wrapped__, obj.cache_parameters())
+        return _lru_cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
     if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":
         return typing.NewType, (obj.__name__, obj.__supertype__), vars(obj)
     if (
@@ -237,7 +247,74 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
     return _made_anew, (*place, name, used, main)
 
 
+def reduced_instance(obj: Any) -> Any:
+    """Return how to pickle an object of such a class without calling it, or an object that shares its `__dict__`.
+
+    NotImplemented for any other object.
+    """
+    kind: Any = type(obj)
+    base = next(one for one in kind.__mro__ if one in _BASES)
+    makers = [one for one in kind.__mro__ if "__new__" in vars(one)]
+    is_made = makers[0] not in _BASES and "_fields" not in vars(makers[0])
+    own = getattr(obj, "__dict__", None)
+    # Its attributes may also be another object's, or its own items.
+    is_shared = type(own) is dict and sys.getrefcount(own) > _references_of_one()
+    if base is kind or not (base in _CONTAINERS or is_made or is_shared):
+        return NotImplemented
+    if not _is_of_user(kind) or (is_made and not _is_of_user(makers[0])):
+        return NotImplemented
+    for one in kind.__mro__:
+        is_usual = one in (*_BASES, Counter) or "_fields" in vars(one)
+        if not is_usual and (_OWN_WAY & vars(one).keys() or vars(one).get("__slots__")):
+            return NotImplemented
+    value = base.__getnewargs__(obj) if base not in (*_CONTAINERS, object) else ()
+    content: Any = None
+    if issubclass(base, dict):
+        content = dict(base.items(obj))
+    elif base in _CONTAINERS:
+        content = list(base.__iter__(obj))
+    more = obj.default_factory if base is defaultdict else None
+    more = obj.maxlen if base is deque else more
+    state = own, base, content, more
+    return _instance, (base, kind, *value), state, None, None, _fill_instance
+
+
+@functools.cache
+def _references_of_one() -> int:
+    """Return how many references a `__dict__` has that belongs to one object."""
+    own = vars(types.SimpleNamespace())
+    return sys.getrefcount(own) + 1
+
+
+def _is_of_user(kind: type) -> bool:
+    """Whether a class is defined in a cell, or in Python in a module of the user."""
+    name = kind.__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    is_standard = name.partition(".")[0] in sys.stdlib_module_names
+    is_in_file = file.endswith(".py") and "-packages/" not in file
+    return name == "__main__" or (is_in_file and not is_standard)
+
+
 # Called by the pickle when it is loaded.
+
+
+def _instance(base: Any, kind: type, *value: object) -> Any:
+    return base.__new__(kind, *value)
+
+
+def _fill_instance(obj: Any, state: tuple[Any, Any, Any, Any]) -> None:
+    own, base, content, more = state
+    if own is not None:
+        object.__setattr__(obj, "__dict__", own)
+    if base is OrderedDict:
+        for key, value in content.items():
+            base.__setitem__(obj, key, value)
+    elif base is defaultdict:
+        base.__init__(obj, more, content)
+    elif base is deque:
+        base.__init__(obj, content, more)
+    elif base in _CONTAINERS:
+        base.__init__(obj, content)
 
 
 def _kept(module: types.ModuleType, name: str, kind: type) -> object:

@@ -5,10 +5,11 @@ A result's copy of a class has other globals and a rank's values, so the noteboo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
@@ -63,12 +64,14 @@ def whole(cls: Any, plain: Any) -> Any:
         for name, value in vars(member).items():
             if not name.startswith("_") or not name.endswith("_"):
                 own[alias, name] = value
-    return function, args, (fill, state, own), None, None, _fill_enum
+    return function, args, (fill, state, own, type(cls)), None, None, _fill_enum
 
 
 def _fill_enum(cls: Any, state: Any) -> None:
-    """Give an enumeration its attributes, and its members those that an `__init__` or `__new__` has set."""
-    fill, kept, own = state
+    """Give an enumeration its metaclass and attributes, and its members those that an `__init__` or `__new__` has set."""
+    fill, kept, own, metaclass = state
+    if type(cls) is not metaclass:
+        cls.__class__ = metaclass
     fill(cls, kept)
     for (member, name), value in own.items():
         vars(cls[member])[name] = value
@@ -91,7 +94,33 @@ def _made(make: Callable[..., Any], *args: Any) -> Any:
     """
     trackers: Any = sys.modules["cloudpickle.cloudpickle"]
     known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])  # noqa: SLF001
-    return make(*args) if known is None else known
+    if known is not None:
+        return known
+    if make.__name__ != "_make_skeleton_class":
+        return make(*args)
+    metaclass, name, bases, *more = args
+    # `__new__` and `__init__` of a metaclass of a cell may use attributes that the class has not got yet.
+    known = next(one for one in metaclass.__mro__ if one.__module__ != "__main__")
+    if known is not metaclass:
+        metaclass = functools.partial(known.__new__, metaclass)
+    with _without_hooks(bases):
+        return make(metaclass, name, bases, *more)
+
+
+@contextlib.contextmanager
+def _without_hooks(bases: tuple[type, ...]) -> Iterator[None]:
+    """Hide the `__init_subclass__` of classes of a cell in the block, for the same reason."""
+    hidden = {}
+    for one in (inner for base in bases for inner in getattr(base, "__mro__", ())):
+        if one.__module__ == "__main__" and "__init_subclass__" in vars(one):
+            hidden[one] = vars(one)["__init_subclass__"]
+    for one in hidden:
+        type.__delattr__(one, "__init_subclass__")
+    try:
+        yield
+    finally:
+        for one, hook in hidden.items():
+            type.__setattr__(one, "__init_subclass__", hook)
 
 
 def _fill(
@@ -99,6 +128,24 @@ def _fill(
 ) -> Any:
     """Give a class the attributes of its pickled copy, unless it is to stay as it is."""
     return cls if cls in kept else fill(cls, state)
+
+
+def hash_again(names: Mapping[str, object]) -> None:
+    """Build dicts and sets again that hold objects of a cell's class: they may be older than its `__hash__`.
+
+    They are values of names and attributes of such classes.
+    """
+    kinds = [one for one in known_classes() if "__hash__" in vars(one)]
+    for value in [*names.values(), *(v for one in kinds for v in vars(one).values())]:
+        if type(value) in (dict, set):
+            found: Any = value
+            if type(next(iter(found), None)) in kinds:
+                # `__hash__` and `__eq__` are the user's.
+                with contextlib.suppress(Exception):
+                    items = found.items() if type(found) is dict else [*found]
+                    again = type(found)(items)
+                    found.clear()
+                    found.update(again)
 
 
 def known_classes() -> frozenset[type]:

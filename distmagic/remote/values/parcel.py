@@ -31,7 +31,7 @@ from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
-from distmagic.remote.values.classes import known_classes
+from distmagic.remote.values.classes import hash_again, known_classes
 from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
 from distmagic.remote.values.source_form import SourceForm
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader, Window
@@ -318,6 +318,8 @@ def _load(
         raise
     except Exception as error:
         raise _not_here(error) from error
+    if namespace is not None:
+        hash_again(namespace)
     if asides and namespace is not None:
         by_name.offer(asides, home, loaded)
     return value

@@ -11,6 +11,8 @@ It uses cloudpickle, with these exceptions:
 - functions that share a variable of a function around them still share it;
 - classes keep all their attributes, and a loaded result leaves the notebook's own unchanged (see classes.py);
 - weak references keep alive what they refer to;
+- tensors of a call keep their hooks, and optimizers their hooks and attributes;
+- objects that the loading `__main__` has already become references to these (`Seen.held`);
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
 - for another minor version of Python, code becomes source (see source_form.py); all other code keeps its file name,
   by which tracebacks and `inspect` find its lines;
@@ -30,7 +32,7 @@ import pkgutil
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +46,9 @@ from distmagic.remote.wire.parts import Blob
 class Seen:
     """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its side files.
 
-    `annotated` are names in string annotations.
+    `annotated` are names in string annotations. Two fields are requests: functions go with the globals `only` (None:
+    with all), and values in `held`, {id: (path, value)}, are not pickled. Where the parcel is loaded, `__main__` has
+    them at these paths from its names.
     """
 
     codes: list[types.CodeType] = field(default_factory=list)
@@ -52,6 +56,8 @@ class Seen:
     annotated: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
     side_files: list[Blob] = field(default_factory=list)
+    held: Mapping[int, tuple[str, object]] = field(default_factory=dict)
+    only: Container[str] | None = None
 
 
 # Raises for an object that must not be sent although it could be pickled.
@@ -82,7 +88,15 @@ class Packer:
         self.source = source
         self.is_aside = is_aside
         self._definitions: dict[str, object] = {}
-        self._pickler = _pickler_class()(
+        make = _pickler_class()
+        if seen.held:  # pickle asks it for each number and text, too
+
+            class Referring(make):  # type: ignore[misc, valid-type]
+                def persistent_id(self, obj: object) -> str | None:
+                    return seen.held.get(id(obj), (None,))[0]
+
+            make = Referring
+        self._pickler = make(
             sink, self, lambda buffer: self._buffers.append(buffer.raw())
         )
 
@@ -145,6 +159,8 @@ class Packer:
 
         Also records notes.
         """
+        if type(obj) in _WEAK:
+            return _reduced_weak(obj)
         of_a_cell = cell_objects.reduced(obj)
         if of_a_cell is not NotImplemented:
             self._note_global(obj)
@@ -171,8 +187,6 @@ class Packer:
         return NotImplemented
 
     def _reduce_object(self, obj: Any) -> Any:
-        if type(obj) is weakref.ref:
-            return _weak, (obj(),)
         reduced = self._reduce_torch(obj) if "torch" in sys.modules else NotImplemented
         if reduced is NotImplemented:
             reduced = cell_objects.reduced_kept(obj)
@@ -180,6 +194,9 @@ class Packer:
             return reduced
         if isinstance(obj, Exception):
             return _reduced_exception(obj)
+        reduced = cell_objects.reduced_instance(obj)
+        if reduced is not NotImplemented:
+            return reduced
         if isinstance(getattr(type(obj), "__getattr__", None), types.FunctionType):
             # Set the state of an object whose class has a `__getattr__` without looking up `__setstate__`. On an empty
             # object, `self.values[name]` in a `__getattr__` would recurse forever.
@@ -218,11 +235,7 @@ class Packer:
         while name and name not in sys.modules:
             name = name.rpartition(".")[0]
         # `torch.ops.aten` is only an attribute
-        path = f"{name}:{module.__name__[len(name) + 1 :]}"
-        with contextlib.suppress(AttributeError, ValueError):
-            if pkgutil.resolve_name(path) is module:
-                return pkgutil.resolve_name, (path,)
-        return NotImplemented
+        return _by_path(module, f"{name}:{module.__name__[len(name) + 1 :]}")
 
     def _reduce_code(self, code: types.CodeType) -> Any:
         """Pickle code with its file name. cloudpickle 3.1.3 gives all code the same name."""
@@ -232,6 +245,14 @@ class Packer:
         if self.source is not None:
             return NotImplemented
         return code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
+
+    def reduced_function(self, function: types.FunctionType, plain: Any) -> Any:
+        """Return how to pickle a function, with more submodules and perhaps fewer globals than cloudpickle does."""
+        _add_submodules(function.__code__, plain[2][1])
+        is_of_main = function.__globals__.get("__name__") == "__main__"
+        if self._seen.only is not None and is_of_main:
+            return by_name.with_globals(plain, self._seen.only)
+        return by_name.without_objects(plain) if self.is_aside else plain
 
     def _note_global(self, obj: Any) -> None:
         module, name = (
@@ -257,7 +278,11 @@ class Packer:
         torch = sys.modules["torch"]
         if isinstance(obj, torch.Tensor):
             number = self._storages.add_tensor(obj)
-            return NotImplemented if number is None else (_tensor, (number,))
+            plain = NotImplemented if number is None else (_tensor, (number,))
+            return self._with_hooks(obj, plain)
+        optimizers = sys.modules.get("torch.optim.optimizer")
+        if optimizers is not None and isinstance(obj, optimizers.Optimizer):
+            return self._reduce_optimizer(obj, optimizers.Optimizer)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             return _storage, (self._storages.add_storage(obj),)
         if isinstance(obj, torch.storage.TypedStorage):
@@ -267,13 +292,70 @@ class Packer:
                     self._storages.add_storage(storage),
                     str(obj.dtype).removeprefix("torch."),
                 )
-        data = sys.modules.get("torch.utils.data.dataloader")
-        if data is not None and isinstance(obj, data.DataLoader):
-            return _without_workers(obj)
-        ddp = sys.modules.get("torch.nn.parallel.distributed")
-        if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
-            return _same, (obj.module,)
-        return NotImplemented
+        return _reduced_of_torch(obj, torch)
+
+    def _with_hooks(self, tensor: Any, plain: Any) -> Any:
+        """Add a tensor's hooks, which torch leaves out. A result has none: they may belong to its rank."""
+        torch = sys.modules["torch"]
+        if self._refuse is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):  # fmt: skip
+            return plain
+        hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001
+        if not any(hooks):
+            return plain
+        make, args, *_ = tensor.__reduce_ex__(5) if plain is NotImplemented else plain
+        return make, args, hooks, None, None, _set_hooks
+
+    def _reduce_optimizer(self, optimizer: Any, base: Any) -> Any:
+        """Add attributes and hooks, which torch leaves out. A result has none: they may belong to its rank."""
+        kind: Any = type(optimizer)
+        if self._refuse is None or kind.__getstate__ is not base.__getstate__:
+            return NotImplemented
+        make, args, state, *_ = optimizer.__reduce_ex__(5)
+        more = vars(optimizer).copy()
+        more.pop("step", None)  # in it, a scheduler notes that it was called
+        return make, args, state | more
+
+
+def _by_path(obj: object, path: str) -> Any:
+    """Return how to pickle an object that `pkgutil.resolve_name` finds; NotImplemented for any other one."""
+    with contextlib.suppress(AttributeError, ValueError):
+        if pkgutil.resolve_name(path) is obj:
+            return pkgutil.resolve_name, (path,)
+    return NotImplemented
+
+
+_WEAK = (weakref.ref, weakref.WeakMethod, *weakref.ProxyTypes)
+
+
+def _reduced_weak(obj: Any) -> Any:
+    if type(obj) in weakref.ProxyTypes:
+        try:
+            return _weak, (obj.__repr__.__self__, weakref.proxy)
+        except ReferenceError:
+            return _weak, (None, weakref.proxy)
+    referent = obj()
+    return _weak, (referent, weakref.ref if referent is None else type(obj))
+
+
+def _reduced_of_torch(obj: Any, torch: Any) -> Any:
+    if type(obj) in (torch.finfo, torch.iinfo):
+        return type(obj), (getattr(torch, obj.dtype),)
+    if type(obj).__module__ == "torch._ops":
+        return _by_path(obj, f"torch:ops.{obj}")
+    data = sys.modules.get("torch.utils.data.dataloader")
+    if data is not None and isinstance(obj, data.DataLoader):
+        return _without_workers(obj)
+    ddp = sys.modules.get("torch.nn.parallel.distributed")
+    if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
+        return _same, (obj.module,)
+    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
+    is_module = parametrize is not None and isinstance(obj, torch.nn.Module)
+    if is_module and parametrize.is_parametrized(obj):
+        # torch refuses, because its class is made for this object alone.
+        kind = parametrize.type_before_parametrizations(obj)
+        state = vars(obj) | {"_compiled_call_impl": None}
+        return object.__new__, (kind,), state, None, None, _parametrized
+    return NotImplemented
 
 
 def _without_workers(loader: Any) -> Any:
@@ -298,6 +380,18 @@ def _reduced_exception(error: Exception) -> Any:
     if not is_plain or not has_own_init or has_own_new or has_own_reduction:
         return NotImplemented
     return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
+
+
+def _set_hooks(tensor: Any, hooks: Any) -> None:
+    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001
+
+
+def _parametrized(module: Any, state: Any) -> None:
+    parametrize: Any = importlib.import_module("torch.nn.utils.parametrize")
+    vars(module).update(state)
+    parametrize._inject_new_class(module)  # noqa: SLF001
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)  # noqa: SLF001
 
 
 def _set_state(obj: Any, state: Any) -> None:
@@ -356,8 +450,7 @@ def _pickler_class() -> Any:
             plain = super().reducer_override(obj)
             if type(obj) is types.FunctionType and plain is not NotImplemented:
                 plain = self._with_shared_cells(obj, plain)
-            if self._packer.is_aside and type(obj) is types.FunctionType:
-                plain = by_name.without_objects(plain)
+                plain = self._packer.reduced_function(obj, plain)
             is_by_value = isinstance(obj, type) and plain is not NotImplemented
             if is_by_value:
                 classes.add_left_out(obj, plain)
@@ -378,6 +471,18 @@ def _pickler_class() -> Any:
             return make, (*args, closure), *rest
 
     return Pickler
+
+
+def _add_submodules(code: types.CodeType, slots: dict[str, Any]) -> None:
+    """Add the submodules that functions, lambdas and comprehensions in a function name (`xml.dom.minidom`)."""
+    import cloudpickle.cloudpickle as ways
+
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            known = slots["__globals__"].values()
+            found = ways._find_imported_submodules(one, known)  # noqa: SLF001
+            slots["_cloudpickle_submodules"] += found
+            _add_submodules(one, slots)
 
 
 # Called by the pickle to build objects. `Loader.find_class` replaces them by its own.
@@ -443,21 +548,29 @@ class Loader(pickle.Unpickler):
         super().__init__(file, buffers=buffers)
         self._kept = kept
 
-        def weak(referent: object) -> Any:
+        def weak(referent: object, make: Any) -> Any:
             """Return a weak reference to an object that lives as long as the namespace; a dead one to None."""
             if referent is None:
-                return weakref.ref(set())
+                return make(set())
             namespace.setdefault("__referred__", []).append(referent)
-            return weakref.ref(referent)
+            return make(referent)
 
         # Not a method of this object: in a reference cycle, the loaded value would live until a garbage collection.
-        self._own = {
+        self._own: dict[str, Callable[..., Any]] = {
             "_tensor": tensors.tensor,
             "_storage": tensors.storage,
             "_typed_storage": tensors.typed_storage,
             "_main": lambda: namespace,
             "_weak": weak,
         }
+
+    def persistent_load(self, path: str) -> Any:
+        """Return the object that `__main__` has at a path from a name: `model.0.weight`."""
+        names = self._own["_main"]()
+        name, *parts = path.split(".")
+        if name not in names and names["__name__"] == "__mp_main__":
+            return None  # a child of a rank has not got all values of its cells
+        return functools.reduce(getattr, parts, names[name])
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return the object for a name in the pickle."""

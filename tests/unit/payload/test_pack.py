@@ -408,6 +408,268 @@ def test_functions_share_the_variables_that_they_share_here(name, tmp_path):
     assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
 
 
+# Objects whose class does more than pickle expects, and what a call sees of them.
+OWN_CLASSES = {
+    "containers with an own __init__ or __setitem__": (
+        """
+        from collections import Counter, OrderedDict, defaultdict, deque
+        class Cache(OrderedDict):
+            def __init__(self, size=2): self.size = size
+            def __setitem__(self, key, value):
+                super().__setitem__(key, value)
+                if len(self) > self.size: self.popitem(last=False)
+        class Vocab(Counter):
+            def __init__(self, text, unknown):
+                super().__init__(text.split())
+                self.unknown = unknown
+        class Meter(defaultdict):
+            def __init__(self): super().__init__(list)
+        class Strict(dict):
+            def __init__(self, *allowed): self.allowed = allowed
+            def __setitem__(self, key, value):
+                if key in self.allowed: super().__setitem__(key, value)
+        class History(list):
+            def __init__(self, name): self.name, self.total = name, 0
+            def append(self, x):
+                self.total += x
+                super().append(x)
+            extend = None
+        class Tags(set):
+            def __init__(self, name, tags):
+                super().__init__(tags)
+                self.name = name
+        class Window(deque):
+            def __init__(self, size, name):
+                super().__init__(maxlen=size)
+                self.name = name
+        cache, vocab, meter, strict = Cache(3), Vocab("a b a", "?"), Meter(), Strict("lr")
+        history, tags, window = History("loss"), Tags("t", "ab"), Window(2, "w")
+        for n in range(5):
+            cache[n] = n
+            history.append(n)
+            window.append(n)
+        cache.move_to_end(2)
+        meter["a"].append(1)
+        strict["lr"] = 1
+        """,
+        ("list(cache), cache.size, vocab['a'], vocab.unknown, meter, meter['b'], strict, strict.allowed, "
+        "history, history.total, history.name, sorted(tags), tags.name, window, window.name"),
+    ),
+    "an own __new__": (
+        """
+        from collections import namedtuple
+        class Unit(float):
+            def __new__(cls, value, unit):
+                made = super().__new__(cls, value)
+                made.unit = unit
+                return made
+        class Pair(namedtuple("Pair", "x y")):
+            def __new__(cls, x): return super().__new__(cls, x, 2 * x)
+        class Config:
+            def __new__(cls, lr):
+                made = super().__new__(cls)
+                made.lr = lr
+                return made
+        class Single:
+            only = None
+            def __new__(cls):
+                if cls.only is None: cls.only = super().__new__(cls)
+                return cls.only
+        unit, pair, config, single = Unit(3.0, "s"), Pair(2), Config(0.5), Single()
+        """,
+        "unit * 2, unit.unit, pair, config.lr, single is Single()",
+    ),
+    "attributes that are also another object's": (
+        """
+        class Options(dict):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.__dict__ = self
+        class Shared:
+            state = {"n": 1}
+            def __init__(self): self.__dict__ = self.state
+        options, first, second = Options(lr=1), Shared(), Shared()
+        def fit():
+            options.lr, options["seed"], first.n = 5, 7, 2
+            return options, options.seed, second.n, Shared().n
+        """,
+        "fit()",
+    ),
+    "__init_subclass__ and a metaclass, which use the class": (
+        """
+        class Named:
+            def __init_subclass__(cls, *, key):
+                cls.key = key, cls.name
+        class Net(Named, key="k"):
+            name = "net"
+        class Counted(type):
+            def __new__(meta, name, bases, names, *, tag):
+                made = super().__new__(meta, name, bases, names)
+                made.count = len(names["fields"]), tag
+                return made
+            def __init__(cls, name, bases, names, *, tag): super().__init__(name, bases, names)
+            def __len__(cls): return 3
+        class Row(metaclass=Counted, tag="t"):
+            fields = ["a", "b"]
+        def fit():
+            class Other(Named, key="other"):
+                name = "o"
+            return Other.key
+        """,
+        "Net.key, Net().name, Row.count, len(Row), type(Row).__name__, fit()",
+    ),
+    "objects that are keys, by an own __hash__": (
+        """
+        from dataclasses import dataclass
+        class Token:
+            known = {}
+            def __init__(self, text): self.text = text
+            def __hash__(self): return hash(self.text)
+            def __eq__(self, other): return self.text == other.text
+            def number(self): return numbers[self], Token.known[self]
+        @dataclass(frozen=True)
+        class Size:
+            n: int
+            all = set()
+            def __post_init__(self): Size.all.add(self)
+        numbers = {Token("a"): 1}
+        Token.known[Token("a")], size = 2, Size(3)
+        """,
+        "Token('a').number(), Size(3) in Size.all, len(Size.all)",
+    ),
+    "an enumeration with a metaclass, and a cached function with attributes": (
+        """
+        import enum, functools
+        class Meta(enum.EnumMeta):
+            def __getitem__(cls, name): return super().__getitem__(name.upper())
+        class Kind(enum.Enum, metaclass=Meta):
+            A = 1
+        table = {}
+        def register(function):
+            table[function.__name__] = function
+            function.tag = len(table)
+            return function
+        @register
+        @functools.lru_cache
+        def load(): return 5
+        """,
+        "Kind['a'], load.tag, load(), table['load'] is load, load.cache_info().hits",
+    ),
+    "weak references of other kinds": (
+        """
+        import weakref
+        class Node:
+            def __init__(self, n): self.n, self.kids, self.parent = n, [], None
+            def double(self): return 2 * self.n
+        root, kid = Node(1), Node(2)
+        kid.parent, root.parent = weakref.proxy(root), weakref.proxy(Node(3))
+        root.kids.append(kid)
+        method, gone = weakref.WeakMethod(root.double), weakref.WeakMethod(Node(4).double)
+        def is_dead():
+            try: return root.parent.n
+            except ReferenceError: return True
+        def fit():
+            kid.parent.n = 7
+            return root.n, root.kids[0] is kid, method()(), gone(), is_dead()
+        """,
+        "fit()",
+    ),
+    "submodules that inner code names": (
+        """
+        import wsgiref.util, xml.dom.minidom
+        def fit():
+            def parse(text): return xml.dom.minidom.parseString(text).documentElement.tagName
+            return parse("<a/>"), [wsgiref.util.guess_scheme({}) for _ in "ab"]
+        """,
+        "fit()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_CLASSES)
+def test_objects_of_classes_with_their_own_ways_travel(name, tmp_path):
+    source, look = OWN_CLASSES[name]
+    source = textwrap.dedent(source)
+    payload = packed(cell(f"{source}\n{look}"))
+    assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
+
+
+TRAINED = """
+import torch
+class Clipping(torch.optim.SGD):
+    def __init__(self, parameters, clip):
+        super().__init__(parameters, lr=1.0)
+        self.clip, self.inner = clip, torch.optim.Adam(self.param_groups)
+    def step(self, closure=None):
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_value_(group["params"], self.clip)
+        return super().step(closure)
+def net():
+    made = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(made.weight)
+    return made
+hooked, clipped, noted, at_once = net(), net(), net(), net()
+handle = hooked.weight.register_hook(lambda grad: grad * 10)
+leaf = torch.ones(2, requires_grad=True)
+leaf.register_hook(lambda grad: grad * 3)
+clipping = Clipping(clipped.parameters(), 0.25)
+steps = []
+plain = torch.optim.SGD(noted.parameters(), lr=1.0)
+plain.register_step_post_hook(lambda *_: steps.append(len(steps)))
+schedule = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+each = {p: torch.optim.SGD([p], lr=1.0) for p in at_once.parameters()}
+for p in each:
+    p.register_post_accumulate_grad_hook(lambda p: each[p].step())
+def fit():
+    x = torch.ones(1, 2)
+    for one in (hooked, clipped, noted, at_once): one(x).sum().backward()
+    leaf.sum().backward()
+    clipping.step()
+    plain.step()
+    schedule.step()
+    handle.remove()
+    before = hooked.weight.grad.tolist()
+    hooked(x).sum().backward()
+    return (before, hooked.weight.grad.tolist(), leaf.grad.tolist(), clipped.weight.tolist(), steps,
+            at_once.weight.tolist(), clipping.inner.param_groups[0]["params"][0] is clipped.weight, plain.param_groups[0]["lr"])
+fit()"""
+
+
+@pytest.mark.slow
+def test_hooks_of_parameters_and_attributes_of_optimizers_travel(tmp_path, torch_forks):
+    payload = packed(cell(TRAINED))
+    expected = str(cell(TRAINED)())
+    assert on_a_rank(payload, tmp_path, forks=torch_forks) == expected
+
+
+OF_TORCH = """
+import torch
+from torch.nn.utils import parametrizations, parametrize
+class Symmetric(torch.nn.Module):
+    def forward(self, x): return x.triu() + x.triu(1).T
+def parametrized():
+    net = torch.nn.Linear(2, 2)
+    parametrize.register_parametrization(net, "weight", Symmetric())
+    return net
+net, normed = parametrized(), parametrizations.weight_norm(torch.nn.Linear(2, 2))
+spectral = parametrizations.spectral_norm(torch.nn.Linear(2, 2))
+numbers, whole, kept = torch.finfo(torch.float16), torch.iinfo(torch.int8), {torch.ops.aten.relu.default, torch.ops.aten.mm}
+def fit():
+    with torch.no_grad(): normed.parametrizations.weight.original0.fill_(2.0)
+    sizes = [round(one, 3) for one in normed.weight.norm(dim=1).tolist()]
+    net.weight.sum().backward()
+    return (torch.equal(net.weight, net.weight.T), sizes, spectral(torch.ones(1, 2)).shape, type(net).__name__,
+            isinstance(net, torch.nn.Linear), net.parametrizations.weight.original.grad is not None,
+            numbers.max, whole.max, torch.ops.aten.relu.default in kept, torch.ops.aten.mm in kept)
+fit()"""
+
+
+@pytest.mark.slow
+def test_objects_that_torch_can_not_pickle_travel(tmp_path, torch_forks):
+    expected = str(cell(OF_TORCH)())
+    assert on_a_rank(packed(cell(OF_TORCH)), tmp_path, forks=torch_forks) == expected
+
+
 # ---- local modules
 
 

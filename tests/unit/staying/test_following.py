@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import pytest
@@ -193,3 +194,90 @@ def test_a_value_that_looks_the_same_and_is_not_is_sent_again(notebook):
         packed = following.prepared(plan("unused"), notebook, (), there, {})
         there = dict(packed.digests)
         assert ("From the notebook" in packed.notice) is is_sent, value
+
+
+# Cells of a notebook, each before a cell on the ranks; what that cell shows in a process of its own.
+TOGETHER = {
+    "a default that a name has, too": [
+        ("NONE = object()\ndef f(x=NONE): return x is NONE", "f()", True),
+        ("def f(x=NONE): return x is NONE, 2", "f()", (True, 2)),
+    ],
+    "a dict": [
+        ("seen = {}\ndef f(k, to=seen):\n    to[k] = 1\n    return sorted(seen)", "f(1)", [1]),
+        ("def f(k, to=seen):\n    to[k] = 2\n    return sorted(seen)", "f(2)", [1, 2]),
+    ],
+    "an object in another one": [
+        ("class Box: w = 0\nbox, outer = Box(), Box()\nouter.box = box", "box.w = 5", None),
+        ("", "outer.box.w, outer.box is box", (5, True)),
+    ],
+    "another one's object": [
+        ("class Box: w = 0\nbox, outer = Box(), Box()\nouter.box = box", "outer.box.w = 5", None),
+        ("", "box.w, outer.box is box", (5, True)),
+    ],
+    "a second name": [
+        ("first = [1]\nsecond = first", "first.append(2)", None),
+        ("", "second, first is second", ([1, 2], True)),
+        ("first.append(3)", "second, first is second", ([1, 3], True)),
+    ],
+    "an object of a class that uses a name": [
+        ("k = 1\nclass Box:\n    w = 0\n    def get(self): return self.w * k\nbox = Box()", "box.w = 5\nbox.get()", 5),
+        ("k = 10", "box.get()", 50),
+    ],
+    "a function that holds a name's object among its own": [
+        ("k = 1\nlog = []\ndef f(): log.append(k)\nfs = [f]", "fs[0]()\nlog", [1]),
+        ("k = 2\nfs.append(f)", "fs[1]()\nlog", [1, 2]),
+    ],
+    "a name that is needed to load it": [
+        (("import math\nclass Box:\n    w = 1\n    def __getstate__(self): return 2.5\n"
+         "    def __setstate__(self, w): self.w = math.floor(w)\nbox = Box()"), "box.w", 2),
+        ("import math\nother = Box()", "other.w", 2),
+    ],
+    "a decorator": [
+        (("import functools, math\nk, log = 1, []\ndef noted(f):\n    @functools.wraps(f)\n    def inner(x):\n"
+         "        log.append(math.floor(x))\n        return f(x)\n    return inner\n@noted\ndef f(x): return x * k"), "f(2), log", (2, [2])),
+        ("k = 2", "f(3), log", (6, [2, 3])),
+    ],
+    "a decorator of a library": [
+        ("import contextlib\nk = 1\n@contextlib.contextmanager\ndef f(x): yield x + k", "with f(1) as x: pass\nx", 2),
+        ("k = 2", "with f(1) as x: pass\nx", 3),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_names_share_in_the_notebook_they_share_on_the_ranks(name, monkeypatch):
+    main, ranks = types.ModuleType("__main__"), types.ModuleType("__main__")
+    digests: dict[str, str] = {}
+    for text, cell, shown in TOGETHER[name]:
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(text, "/cells/1.py", "exec"), vars(main))
+        names = {one: value for one, value in vars(main).items() if one[0] != "_"}
+        packed = following.prepared(plan(cell), names, (), digests, {})
+        digests = dict(packed.digests)
+        monkeypatch.setitem(sys.modules, "__main__", ranks)
+        made = call.load(packed.parcel.path, ranks)
+        assert isinstance(made, call.Cell)
+        vars(ranks).update(made.names)
+        value = call.perform(made, ranks)
+        assert value == shown
+
+
+def test_names_with_an_underscore_follow_unless_ipython_gives_them():
+    names = ["_helper", "_x1", "_iter", "_run", "_", "___", "_i", "_iii", "_i3", "_12", "_oh", "_exit_code", "__name__"]  # fmt: skip
+    assert list(filter(following.may_follow, names)) == ["_helper", "_x1", "_iter"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_gets_the_parameters_that_the_ranks_have(monkeypatch):
+    torch = pytest.importorskip("torch")
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    made = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
+    first = following.prepared(plan("net"), made, (), {}, {})
+    second = following.prepared(plan("optimizer"), made, (), first.digests, {})
+    _, names = loaded(first)
+    vars(main).update(names)
+    cell = call.load(second.parcel.path, main)
+    (group,) = cell.names["optimizer"].param_groups
+    assert group["params"][0] is names["net"][0].weight

@@ -32,6 +32,7 @@ REASONS = {
     ("screens/notebook.py", "time.time"): _SHOWN,
     ("session/ending.py", "time.time"): _SHOWN,
     ("staying/cell_runner.py", "time.time"): _SHOWN,
+    ("staying/ranks.py", "time.time"): _SHOWN,
     ("names.py", "time.strftime"): _NAME,
     ("systems/osmo/run.py", "time.strftime"): _NAME,
     (

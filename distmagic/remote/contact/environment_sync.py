@@ -143,7 +143,7 @@ class EnvironmentSync:
         if any(line.startswith(("-i", "--index-url")) for line in lines):
             # pip uses the one in the file, and uv refuses a second one.
             sources = [line for line in sources if not line.startswith("--index-url")]
-        if lines:  # otherwise it is a lock file, which has the location of each package
+        if wanted.suffix == ".txt":  # a lock file has the location of each package
             lines = [*sources, *lines]
             wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self._say("installing the packages")

@@ -6,6 +6,7 @@ A result's copy of a class has other globals and a rank's values, so the noteboo
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import sys
 import typing
@@ -64,13 +65,14 @@ def whole(cls: Any, plain: Any) -> Any:
         for name, value in vars(member).items():
             if not name.startswith("_") or not name.endswith("_"):
                 own[alias, name] = value
-    return function, args, (fill, state, own, type(cls)), None, None, _fill_enum
+    metaclass = None if type(cls) is enum.EnumMeta else type(cls)
+    return function, args, (fill, state, own, metaclass), None, None, _fill_enum
 
 
 def _fill_enum(cls: Any, state: Any) -> None:
-    """Give an enumeration its metaclass and attributes, and its members those that an `__init__` or `__new__` has set."""
+    """Give an enumeration its metaclass, None for the usual one, and attributes; and members what `__init__` has set."""
     fill, kept, own, metaclass = state
-    if type(cls) is not metaclass:
+    if metaclass is not None:
         cls.__class__ = metaclass
     fill(cls, kept)
     for (member, name), value in own.items():
@@ -151,4 +153,6 @@ def hash_again(names: Mapping[str, object]) -> None:
 def known_classes() -> frozenset[type]:
     """Return the classes that this process has pickled or loaded by value."""
     module = sys.modules.get("cloudpickle.cloudpickle")
-    return frozenset(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
+    # TypeVars are among them.
+    known = getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())
+    return frozenset(one for one in known if isinstance(one, type))

@@ -10,8 +10,8 @@ from typing import Any
 
 from distmagic.notebook import job_commands
 from distmagic.remote.wire import protocol as p
+from distmagic.render.screen import Screen
 from distmagic.request.flags import Request
-from distmagic.screens.log import NoScreen
 from distmagic.state.fold import begin, fold
 from distmagic.staying.control import Control
 from distmagic.staying.idle import IdleTime
@@ -21,7 +21,7 @@ from tests.builders.events import HOSTS, at, hello, worker
 BOTH = (0, 1)
 
 
-class InterruptedScreen(NoScreen):
+class InterruptedScreen(Screen):
     """The user interrupts once."""
 
     def __init__(self) -> None:

@@ -165,6 +165,12 @@ def test_an_environment_remembers_all_who_asked_for_it(tmp_path, opened):
     assert owners.of(Path(made.python).parents[1]) == ("me", "you")
 
 
+def test_a_file_of_requirements_may_be_empty(tmp_path, opened):
+    fake_uv(tmp_path, f'{UV}[ "$1" = venv ] || test -f "$6"')
+    _, made = sync(opened(), name="bare")
+    assert Path(made.python).exists()
+
+
 def test_of_two_notebooks_one_makes_the_environment_by_uv_and_the_other_waits(
     tmp_path, opened, golden
 ):

@@ -69,7 +69,7 @@ def test_the_process_has_a_session_of_its_own_and_knows_who_came():
 def test_what_a_process_has_started_outlives_it_and_its_usher():
     with LocalKeeper() as node:
         pid = sleeper(node)
-        (gone,) = node._local._processes._open
+        (gone,) = node._local._open
         os.kill(gone.pid, signal.SIGKILL)
         other = node.start(("echo", "still here"))
         assert other.read() == b"still here\n"
@@ -84,7 +84,7 @@ def test_a_process_whose_usher_is_killed_ends_also_if_it_ignores_sigterm():
             ("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 1; done")
         )
         pid = int(process.read())
-        (step,) = node._local._processes._open
+        (step,) = node._local._open
         os.kill(step.pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), "the process to be killed")
 

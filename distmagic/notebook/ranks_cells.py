@@ -10,6 +10,7 @@ from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError
 from distmagic.notebook import run_names
 from distmagic.notebook.settings import Notebook
+from distmagic.remote.values.call import is_of_user
 from distmagic.remote.wire.clipping import LEFT_OUT
 from distmagic.render.quantities import duration
 from distmagic.request import flags
@@ -30,7 +31,6 @@ def run(
 
     `labels` are those of the notebook's cells, `names` those that get the run.
     """
-    from distmagic.staying.following import may_follow
     from distmagic.staying.ranks import CellRequest
 
     assert notebook.shell is not None
@@ -63,7 +63,7 @@ def run(
         notebook={
             name: values[name]
             for name in own
-            if may_follow(name) and values[name] is not ranks
+            if is_of_user(name) and values[name] is not ranks
         },
         labels=labels,
         ranks=request.ranks,

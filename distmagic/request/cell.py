@@ -105,12 +105,15 @@ def _read_command(found: re.Match[str]) -> str:
 
 
 def _with_values(literal: str) -> str:
-    """Return the literal of a command as an f-string, unless its braces are not Python: those of awk are kept."""
+    """Return code for a command with its `{values}`; braces that are not Python's, as those of awk, are kept."""
+    filled = "f" + re.sub(r"\$\{([^{}]*)\}", r"${{\1}}", literal)
     try:
-        ast.parse(f"f{literal}")
+        ast.parse(filled)
     except SyntaxError:
         return literal
-    return f"f{literal}"
+    # A rank has distmagic's remote part alone.
+    call = '__import__("distmagic.remote.values.call", fromlist=["call"])'
+    return f"{call}.expanded(lambda: {filled}, {literal})"
 
 
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:

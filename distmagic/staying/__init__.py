@@ -16,8 +16,7 @@ The same `fold` makes a cell's state from the session's events, starting with th
 only. If the session ends, its own events end the cell's state and give the reason.
 
 A name of the notebook is sent with a cell if the cell uses it and no cell on the ranks has assigned it. A function is
-sent without its globals, which are sent as separate names. Unchanged values are not sent again. An object that ranks
-have under one name is not sent in another value, which refers to the ranks' own object.
+sent without its globals, which are sent as separate names. Unchanged values are not sent again.
 
 An exception ends the cell on its rank. The other ranks are interrupted one second later. Ranks that run on get the
 counts of calls of those that have ended the cell. A rank that waits for such a rank, or for one that does not run the

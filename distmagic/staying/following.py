@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import re
 import sys
 import tempfile
 import types
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -33,13 +31,8 @@ _SHOWN = (int, float, bool, type(None))
 _DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
 _MOST_DIGESTS = 2_000
 _PLAIN = (*_SHOWN, str, bytes)
-# Types whose values may be sent twice: no code can change them or tells them apart.
-_ALIKE = (*_PLAIN, tuple, frozenset, type, types.FunctionType, types.ModuleType)
-_DEEP = 2  # objects in objects that ranks have
 _SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
-# Names that IPython gives to outputs and inputs, and that of the last run.
-_OF_IPYTHON = re.compile(r"_+|_i+|_i?\d+|_[dio]h|_exit_code|_run|__\w*")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_GLOBAL = "STORE_GLOBAL"  # an assignment in a function with `global`
 _ASSIGNS = ("STORE_NAME", _BY_GLOBAL)
@@ -71,8 +64,7 @@ def prepared(
     """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
 
     `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
-    Values sent before are sent again when they have changed: functions that live on the ranks may use them. An object
-    that ranks have under a name is not sent in another one: that gets the ranks' own, which they may have trained.
+    Values sent before are sent again when they have changed: functions that live on the ranks may use them.
     Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB, unless the cell, or
     a cell on `some_ranks`, assigns that name.
     """
@@ -82,7 +74,6 @@ def prepared(
     assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
     not_needed = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
     own = {name: value for name, value in notebook.items() if name not in theirs}
-    held: dict[int, tuple[str, object]] = {}
     digests = {name: there[name] for name in there.keys() - theirs}
     sent: dict[str, object] = {}
     outdated: list[str] = []
@@ -119,8 +110,6 @@ def prepared(
         if there.get(name) != digest:
             sent[name] = value
             codes += seen.codes
-        else:
-            held |= _held(name, value, _DEEP)
     texts = {**texts_of(codes), plan.filename: plan.text}
     cell = Cell(
         source=plan.text,
@@ -139,36 +128,11 @@ def prepared(
     for name in names_in(code, "DELETE_NAME", "DELETE_GLOBAL"):
         digests.pop(name, None)
     return CellParcel(
-        parcel=dumped(
-            cell, Seen(held=held, only=sent), None, form_for(pythons), in_one=True
-        ),
+        parcel=dumped(cell, Seen(only=sent), None, form_for(pythons), in_one=True),
         digests=digests,
         notice=" ".join(notices),
         modules=frozenset(modules),
     )
-
-
-def _held(path: str, value: object, deep: int) -> dict[int, tuple[str, object]]:
-    """Return the objects that ranks have with a value: by id, the path of each from its name, and the object."""
-    if isinstance(value, _ALIKE):
-        return {}
-    torch = sys.modules.get("torch.nn")
-    parts: Iterable[tuple[str, object]] = ()
-    if torch is not None and isinstance(value, torch.Module):
-        parts = chain(value.named_modules(), value.named_parameters())
-        parts, deep = [(name, part) for name, part in parts if name], 1
-    elif deep:
-        own = getattr(value, "__dict__", {}).items()
-        parts = [(name, part) for name, part in own if str(name).isidentifier()]
-    found: dict[int, tuple[str, object]] = {}
-    for name, part in parts:
-        found |= _held(f"{path}.{name}", part, deep - 1)
-    return found | {id(value): (path, value)}
-
-
-def may_follow(name: str) -> bool:
-    """Whether a name of the notebook's namespace is the user's, such as `_helper`."""
-    return not _OF_IPYTHON.fullmatch(name)
 
 
 def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:

@@ -97,14 +97,16 @@ def is_of_call(error: BaseException) -> bool:
 
 
 def waiting(
-    absent: Mapping[int, Iterable[GroupCalls]], since_ns: int
+    absent: Mapping[int, Iterable[GroupCalls] | None], since_ns: int
 ) -> tuple[str, int, list[int]] | None:
     """Return the call since then in which this rank waits for some of these ranks, the call's time, and those ranks.
 
-    `absent` has the groups of ranks that make no call now: some may have made that one before.
+    `absent` are ranks that make no call now: None for one that does not run the cell, and the groups of one that has
+    ended it, which may have made that call before. A group that it has ended, too, is not among them.
     """
     counts = {
-        rank: {one.name: one.calls for one in groups} for rank, groups in absent.items()
+        rank: None if groups is None else {one.name: one.calls for one in groups}
+        for rank, groups in absent.items()
     }
     made = [rank for rank in members_of_new() if rank in counts and not counts[rank]]
     if made:
@@ -122,11 +124,15 @@ def waiting(
         missing = [
             rank
             for rank in sorted(world.pg_group_ranks[names[name]])
-            if rank in counts and counts[rank].get(name, 0) < own[name]
+            if rank in counts and _lacks(counts[rank], name, own[name])
         ]
         if missing:
             return one["profiling_name"].partition(":")[2], made_ns, missing
     return None
+
+
+def _lacks(counts: Mapping[str, int] | None, name: str, calls: int) -> bool:
+    return counts is None or counts.get(name, calls) < calls
 
 
 def _leave(stack: str = "", *, has_failed: bool = True) -> None:

@@ -98,7 +98,7 @@ class CellLoop:
         )  # the interrupt has taken effect, or no cell runs
         self._alone = ""  # why this cell waits for ranks that do not run it
         # Ranks that do not run this cell, with their groups if they have ended it.
-        self._absent: dict[int, tuple[GroupCalls, ...]] = {}
+        self._absent: dict[int, tuple[GroupCalls, ...] | None] = {}
         self._began_ns = 0  # of this cell
         self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
@@ -188,7 +188,9 @@ class CellLoop:
 
     # ---- a thread for each cell that some ranks do not run
 
-    def _watch(self, cell: int, absent: Mapping[int, tuple[GroupCalls, ...]]) -> None:
+    def _watch(
+        self, cell: int, absent: Mapping[int, tuple[GroupCalls, ...] | None]
+    ) -> None:
         """Look at the cell's calls, of which these ranks make none from now on."""
         is_first = not self._absent
         self._absent = {**self._absent, **absent}
@@ -204,7 +206,9 @@ class CellLoop:
             # A torch with other records, or a group that just ends.
             with contextlib.suppress(Exception):
                 found = calls.waiting(self._absent, self._began_ns)
-            if found and found == before:
+            # A call of another thread, or one whose end nobody waits for yet, lets the cell go on.
+            look = found, _main_place()
+            if found and look == before:
                 name, _, missing = found
                 word = "rank" if len(missing) == 1 else "ranks"
                 self._alone = (
@@ -213,7 +217,7 @@ class CellLoop:
                 )
                 self._take(InterruptCell(cell=cell, ranks=(), failed=self._rank))
                 return
-            before = found
+            before = look
 
     # ---- the main thread
 
@@ -222,6 +226,8 @@ class CellLoop:
         if self._running and os.getpid() == self._pid:
             self._came.set()
             found = self._interrupts.get(self._running)
+            if found is not None and found.failed == self._rank:
+                raise KeyboardInterrupt(self._alone)
             if found is not None and found.failed >= 0:
                 raise PeerFailed(f"rank {found.failed} has failed")
             if _is_at_debugger(frame):
@@ -300,7 +306,7 @@ class CellLoop:
             with self._lock:
                 self._came.clear()
                 self._running = request.cell
-            self._watch(request.cell, dict.fromkeys(self._all - {*request.ranks}, ()))
+            self._watch(request.cell, dict.fromkeys(self._all - {*request.ranks}))
             if request.cell in self._interrupts:  # before the cell started
                 signal.raise_signal(signal.SIGINT)
             if request.anew:
@@ -309,7 +315,9 @@ class CellLoop:
             paths = self._this.paths if self._this.work_dir else ()
             reloading.bring(cell.modules, paths, names)
             value = _value_of(cell, self._main)
-            self._own.update(name for name in call.assigned(cell) if name[0] != "_")
+            self._own.update(
+                name for name in call.assigned(cell) if call.is_of_user(name)
+            )
             return self._valued(value, keeps=cell.keeps)
         except SystemExit:
             # Lightning reacts to an interrupt like this.
@@ -326,7 +334,7 @@ class CellLoop:
         finally:
             self._stop_running()
             for name, now in list(names.items()):
-                if not name.startswith("_") and before.get(name) != id(now):
+                if call.is_of_user(name) and before.get(name) != id(now):
                     self._own.add(name)
             self._own.intersection_update(names)
 
@@ -452,6 +460,12 @@ def _of_user(frames: TracebackType | None) -> TracebackType | None:
     while frames and frames.tb_frame.f_code.co_filename.startswith(own):
         frames = frames.tb_next
     return frames
+
+
+def _main_place() -> tuple[int, int]:
+    """Return where the main thread is: two equal answers mean that it stands still."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001 - documented
+    return id(frame), frame.f_lasti
 
 
 def _place(error: BaseException) -> TracebackType | None:

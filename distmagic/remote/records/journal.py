@@ -59,6 +59,7 @@ class Journal:
         self._first = 1  # the number of _recent[0]
         self.last = 0
         with suppress(OSError):
+            (folder / _RESERVE).touch(mode=0o600)
             (folder / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
     @property

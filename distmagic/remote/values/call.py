@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,8 @@ _RESULT = "__distmagic_result__"
 _MAIN_TEXT = '''"""What the children of a rank (DataLoader workers, say) have as their __main__. By distmagic."""
 from distmagic.remote.values import call
 '''
+# Names that IPython gives to outputs and inputs, and that of the last run.
+_OF_IPYTHON = re.compile(r"_+|_i+|_i?\d+|_[dio]h|_exit_code|_run|__\w*")
 _DEFINING = (
     ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 )
@@ -205,6 +208,19 @@ def assigned(cell: Cell) -> set[str]:
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     found.add(node.id)
     return found
+
+
+def expanded(fill: Callable[[], str], command: str) -> str:
+    """Return a shell's command with its `{values}`; the command as it is if that fails, as IPython does."""
+    try:
+        return fill()
+    except Exception:  # noqa: BLE001 - braces that are the shell's
+        return command
+
+
+def is_of_user(name: str) -> bool:
+    """Whether a name of `__main__` is the user's, such as `_helper`, and not one of IPython's."""
+    return not _OF_IPYTHON.fullmatch(name)
 
 
 def define(path: str, namespace: dict[str, Any]) -> None:

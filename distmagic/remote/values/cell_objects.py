@@ -63,6 +63,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _DEPTH = 8  # nested decorators
 _CONTAINERS = (OrderedDict, defaultdict, dict, list, set, deque)
 _BASES = (*_CONTAINERS, tuple, float, int, str, bytes, object)
+_IN_PYTHON = 1 << 9  # a flag of classes that Python code has made
 # A class with one of these pickles its objects in its own way.
 _OWN_WAY = {
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
@@ -248,23 +249,22 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
 
 
 def reduced_instance(obj: Any) -> Any:
-    """Return how to pickle an object of such a class without calling it, or an object that shares its `__dict__`.
-
-    NotImplemented for any other object.
-    """
+    """Return how to pickle an object of such a class without calling it; NotImplemented for any other object."""
     kind: Any = type(obj)
     base = next(one for one in kind.__mro__ if one in _BASES)
     makers = [one for one in kind.__mro__ if "__new__" in vars(one)]
     is_made = makers[0] not in _BASES and "_fields" not in vars(makers[0])
+    # It may keep a single object, or register each.
+    is_made = is_made and not (base is object and _takes_nothing(kind))
     own = getattr(obj, "__dict__", None)
-    # Its attributes may also be another object's, or its own items.
-    is_shared = type(own) is dict and sys.getrefcount(own) > _references_of_one()
-    if base is kind or not (base in _CONTAINERS or is_made or is_shared):
+    if base is kind or not (base in _CONTAINERS or is_made):
         return NotImplemented
     if not _is_of_user(kind) or (is_made and not _is_of_user(makers[0])):
         return NotImplemented
     for one in kind.__mro__:
         is_usual = one in (*_BASES, Counter) or "_fields" in vars(one)
+        if not is_usual and not one.__flags__ & _IN_PYTHON:
+            return NotImplemented
         if not is_usual and (_OWN_WAY & vars(one).keys() or vars(one).get("__slots__")):
             return NotImplemented
     value = base.__getnewargs__(obj) if base not in (*_CONTAINERS, object) else ()
@@ -279,11 +279,13 @@ def reduced_instance(obj: Any) -> Any:
     return _instance, (base, kind, *value), state, None, None, _fill_instance
 
 
-@functools.cache
-def _references_of_one() -> int:
-    """Return how many references a `__dict__` has that belongs to one object."""
-    own = vars(types.SimpleNamespace())
-    return sys.getrefcount(own) + 1
+def _takes_nothing(kind: Any) -> bool:
+    """Whether `kind.__new__(kind)`, which pickle calls, has all arguments."""
+    try:
+        inspect.signature(kind.__new__).bind(kind)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_of_user(kind: type) -> bool:

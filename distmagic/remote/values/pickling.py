@@ -12,7 +12,6 @@ It uses cloudpickle, with these exceptions:
 - classes keep all their attributes, and a loaded result leaves the notebook's own unchanged (see classes.py);
 - weak references keep alive what they refer to;
 - tensors of a call keep their hooks, and optimizers their hooks and attributes;
-- objects that the loading `__main__` has already become references to these (`Seen.held`);
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
 - for another minor version of Python, code becomes source (see source_form.py); all other code keeps its file name,
   by which tracebacks and `inspect` find its lines;
@@ -46,9 +45,7 @@ from distmagic.remote.wire.parts import Blob
 class Seen:
     """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its side files.
 
-    `annotated` are names in string annotations. Two fields are requests: functions go with the globals `only` (None:
-    with all), and values in `held`, {id: (path, value)}, are not pickled. Where the parcel is loaded, `__main__` has
-    them at these paths from its names.
+    `annotated` are names in string annotations. `only` is a request: functions go with these globals (None: with all).
     """
 
     codes: list[types.CodeType] = field(default_factory=list)
@@ -56,7 +53,6 @@ class Seen:
     annotated: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)
     side_files: list[Blob] = field(default_factory=list)
-    held: Mapping[int, tuple[str, object]] = field(default_factory=dict)
     only: Container[str] | None = None
 
 
@@ -88,15 +84,7 @@ class Packer:
         self.source = source
         self.is_aside = is_aside
         self._definitions: dict[str, object] = {}
-        make = _pickler_class()
-        if seen.held:  # pickle asks it for each number and text, too
-
-            class Referring(make):  # type: ignore[misc, valid-type]
-                def persistent_id(self, obj: object) -> str | None:
-                    return seen.held.get(id(obj), (None,))[0]
-
-            make = Referring
-        self._pickler = make(
+        self._pickler = _pickler_class()(
             sink, self, lambda buffer: self._buffers.append(buffer.raw())
         )
 
@@ -300,7 +288,7 @@ class Packer:
         if self._refuse is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):  # fmt: skip
             return plain
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001
-        if not any(hooks):
+        if not any(hooks) or not _can_be_pickled(hooks):
             return plain
         make, args, *_ = tensor.__reduce_ex__(5) if plain is NotImplemented else plain
         return make, args, hooks, None, None, _set_hooks
@@ -313,6 +301,9 @@ class Packer:
         make, args, state, *_ = optimizer.__reduce_ex__(5)
         more = vars(optimizer).copy()
         more.pop("step", None)  # in it, a scheduler notes that it was called
+        for name in [one for one in more if "hook" in one]:
+            if not _can_be_pickled(more[name]):
+                del more[name]  # torch sets it anew
         return make, args, state | more
 
 
@@ -380,6 +371,17 @@ def _reduced_exception(error: Exception) -> Any:
     if not is_plain or not has_own_init or has_own_new or has_own_reduction:
         return NotImplemented
     return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
+
+
+def _can_be_pickled(value: object) -> bool:
+    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where they are."""
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever a user's object raises
+        return False
+    return True
 
 
 def _set_hooks(tensor: Any, hooks: Any) -> None:
@@ -563,14 +565,6 @@ class Loader(pickle.Unpickler):
             "_main": lambda: namespace,
             "_weak": weak,
         }
-
-    def persistent_load(self, path: str) -> Any:
-        """Return the object that `__main__` has at a path from a name: `model.0.weight`."""
-        names = self._own["_main"]()
-        name, *parts = path.split(".")
-        if name not in names and names["__name__"] == "__mp_main__":
-            return None  # a child of a rank has not got all values of its cells
-        return functools.reduce(getattr, parts, names[name])
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return the object for a name in the pickle."""

@@ -32,6 +32,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Fields that may have line breaks and tabs; and so may the lead's start message.
 MAY_BREAK = {
     "detail",
+    "nccl",
     "text",
     "meaning",
     "message",

@@ -479,19 +479,16 @@ OWN_CLASSES = {
         """,
         "unit * 2, unit.unit, pair, config.lr, single is Single()",
     ),
-    "attributes that are also another object's": (
+    "attributes that are its own items": (
         """
         class Options(dict):
             def __init__(self, **options):
                 super().__init__(**options)
                 self.__dict__ = self
-        class Shared:
-            state = {"n": 1}
-            def __init__(self): self.__dict__ = self.state
-        options, first, second = Options(lr=1), Shared(), Shared()
+        options = Options(lr=1)
         def fit():
-            options.lr, options["seed"], first.n = 5, 7, 2
-            return options, options.seed, second.n, Shared().n
+            options.lr, options["seed"] = 5, 7
+            return options, options.seed
         """,
         "fit()",
     ),

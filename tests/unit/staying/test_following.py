@@ -198,27 +198,6 @@ def test_a_value_that_looks_the_same_and_is_not_is_sent_again(notebook):
 
 # Cells of a notebook, each before a cell on the ranks; what that cell shows in a process of its own.
 TOGETHER = {
-    "a default that a name has, too": [
-        ("NONE = object()\ndef f(x=NONE): return x is NONE", "f()", True),
-        ("def f(x=NONE): return x is NONE, 2", "f()", (True, 2)),
-    ],
-    "a dict": [
-        ("seen = {}\ndef f(k, to=seen):\n    to[k] = 1\n    return sorted(seen)", "f(1)", [1]),
-        ("def f(k, to=seen):\n    to[k] = 2\n    return sorted(seen)", "f(2)", [1, 2]),
-    ],
-    "an object in another one": [
-        ("class Box: w = 0\nbox, outer = Box(), Box()\nouter.box = box", "box.w = 5", None),
-        ("", "outer.box.w, outer.box is box", (5, True)),
-    ],
-    "another one's object": [
-        ("class Box: w = 0\nbox, outer = Box(), Box()\nouter.box = box", "outer.box.w = 5", None),
-        ("", "box.w, outer.box is box", (5, True)),
-    ],
-    "a second name": [
-        ("first = [1]\nsecond = first", "first.append(2)", None),
-        ("", "second, first is second", ([1, 2], True)),
-        ("first.append(3)", "second, first is second", ([1, 3], True)),
-    ],
     "an object of a class that uses a name": [
         ("k = 1\nclass Box:\n    w = 0\n    def get(self): return self.w * k\nbox = Box()", "box.w = 5\nbox.get()", 5),
         ("k = 10", "box.get()", 50),
@@ -260,24 +239,3 @@ def test_what_names_share_in_the_notebook_they_share_on_the_ranks(name, monkeypa
         vars(ranks).update(made.names)
         value = call.perform(made, ranks)
         assert value == shown
-
-
-def test_names_with_an_underscore_follow_unless_ipython_gives_them():
-    names = ["_helper", "_x1", "_iter", "_run", "_", "___", "_i", "_iii", "_i3", "_12", "_oh", "_exit_code", "__name__"]  # fmt: skip
-    assert list(filter(following.may_follow, names)) == ["_helper", "_x1", "_iter"]
-
-
-@pytest.mark.slow
-def test_an_optimizer_gets_the_parameters_that_the_ranks_have(monkeypatch):
-    torch = pytest.importorskip("torch")
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    made = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
-    first = following.prepared(plan("net"), made, (), {}, {})
-    second = following.prepared(plan("optimizer"), made, (), first.digests, {})
-    _, names = loaded(first)
-    vars(main).update(names)
-    cell = call.load(second.parcel.path, main)
-    (group,) = cell.names["optimizer"].param_groups
-    assert group["params"][0] is names["net"][0].weight

@@ -319,7 +319,7 @@ def test_a_cell_frees_old_values_and_its_names_are_those_that_it_has_assigned(
     assert seen == [
         "deleted: True",
         "replaced: True",
-        "names: Model found gc made make model n seen weakref",
+        "names: Model _hidden found gc made make model n seen weakref",
         "not loaded: ParcelError",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Subject:
         program, _, way = self.by_hand.partition(" ")
         terminal = " -t" if program.rpartition("/")[2] == "ssh" else ""
         command = f"{program}{terminal} {way}".rstrip()
-        return command.replace("srun ", "srun --pty ", 1) + " sudo"
+        return re.sub(r"(?<!\S)srun ", "srun --pty ", command, count=1) + " sudo"
 
     @property
     def card(self) -> str:

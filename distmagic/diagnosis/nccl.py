@@ -22,11 +22,11 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
         known.add(text)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         missed = _PROCESS.search(text)
-        host = hosts.get(missed[2], one) if missed else one
+        host = hosts.get(missed[2]) if missed else None
         evidence = f"NCCL reports of a running job: {'; '.join(lines[:_MOST_LINES])}."
         cure = "%distributed stacks shows where its ranks are."
-        if missed:
+        if missed and host:
             cure += (
                 f" By hand: {host.by_hand} ps -o pid,stat,wchan:20,cmd -p {missed[1]}"
             )
-        yield Finding("warning", host.name, "NCCL", evidence, cure)
+        yield Finding("warning", (host or one).name, "NCCL", evidence, cure)

@@ -66,7 +66,7 @@ def _of_facts(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
 def _of_name(subject: Subject) -> Iterator[Finding]:
     name, own = subject.examined.hostname, subject.examined.route.address
     found = subject.examined.name_addresses
-    wrong = "" if found else "leads to no address"
+    wrong = "leads to no address" if found == () else ""
     if found and all(map(is_loopback, found)):
         wrong = f"leads to {found[0]}"
     if wrong and not is_loopback(own):

@@ -18,7 +18,7 @@ _WORDS = {
 _CURES = {
     "refused": "A firewall on {host} rejects it. Let the hosts through: {root} {rule} -j ACCEPT",
     "silent": "A firewall or security group drops it. Let all TCP through between the hosts: {root} {rule} -j ACCEPT",
-    "half": "The MTU of the network is smaller than that of the cards. Make it smaller: {root} ip link set dev {card} mtu {less}",
+    "half": "The MTU of the network is smaller than that of the cards. Make it smaller: {larger} ip link set dev {card} mtu {less}",
     "no route": "Name hosts by addresses of one network, or add the route: {dialler} ip route get {address}",
     "no name": "In /etc/hosts of all hosts: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",
@@ -69,15 +69,20 @@ class _Door:
         is_v6 = ":" in address
         others = ",".join(one.examined.route.address for one in peers)
         rule = f"OUTPUT -d {others}" if of_dialler else f"INPUT -s {others}"
-        mtu = self.dialler.examined.mtus.get(self.dialler.card, _USUAL_MTU)
+        pair = (self.dialler, self.dialled)
+        small, large = sorted(pair[::-1] if of_dialler else pair, key=_mtu)
+        less = _mtu(small)
+        if less == _mtu(large):
+            less = _USUAL_MTU if less > _USUAL_MTU else _SAFE_MTU
         words = {
             "host": host.name,
             "root": host.as_root,
             "rule": f"{'ip6tables' if is_v6 else 'iptables'} -I {rule}",
             "address": address,
-            "card": host.card,
-            "less": str(_USUAL_MTU if mtu > _USUAL_MTU else _SAFE_MTU),
-            "payload": str(mtu - _HEADERS[is_v6]),
+            "larger": large.as_root,
+            "card": large.card,
+            "less": str(less),
+            "payload": str(_mtu(self.dialler) - _HEADERS[is_v6]),
             "dialler": self.dialler.by_hand,
             "dialled": self.dialled.by_hand,
             "port": str(self.port or _SOME_PORT),
@@ -94,6 +99,10 @@ class _Door:
             f"{what}: {_WORDS[self.answer]}{more}.",
             filled(f"{_CURES[self.answer]}\n{by_hand}", words),
         )
+
+
+def _mtu(host: Subject) -> int:
+    return host.examined.mtus.get(host.card, _USUAL_MTU)
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:

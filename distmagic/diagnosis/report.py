@@ -60,8 +60,10 @@ def report(
     """
     there = [one for one in every if isinstance(one, Subject)]
     hosts = [one.name for one in every]
+    # A scheduler may report more nodes than these.
+    asked = [one for one in reported if one.host in hosts]
     found = sorted(
-        [*reported, *_findings(every, there, local_torch)],
+        [*asked, *_findings(every, there, local_torch)],
         key=lambda one: (one.level != "error", hosts.index(one.host)),
     )
     compared = {"reached": {one.name: _reached(one) for one in every}}
@@ -135,6 +137,7 @@ def _reached(one: Subject | Unreached) -> str:
 def _looked_at(subject: Subject) -> dict[str, str]:
     """Return properties that may differ between hosts, by title: one is shown if it is wrong on a host."""
     examined = subject.examined
+    names = examined.name_addresses
     devices = {}
     for number, gpu in enumerate(examined.gpus):
         devices[f"{MEMORY} {number}"] = f"{gpu.used_bytes / 1e9:.1f} GB"
@@ -144,7 +147,7 @@ def _looked_at(subject: Subject) -> dict[str, str]:
         "Xid": examined.xid,
         "address": f"{examined.route.address} {examined.route.interface}",
         "host name": examined.hostname,
-        "own name": next(iter(examined.name_addresses), "none"),
+        "own name": "" if names is None else next(iter(names), "none"),
         "disk": f"{subject.facts.free_bytes / (1 << 30):,.1f} GiB",
         SHARED_MEMORY: f"{max(examined.shm_bytes, 0) >> 20:,} MiB",
     }

@@ -214,8 +214,9 @@ def doctor(line: CommandLine) -> Report:
         access = replace(access, connect_timeout_s=seconds)
         line = replace(line, request=replace(line.request, access=access))
     packages = imported(notebook.shell.user_ns) if notebook.shell is not None else ()
-    first_links = reach(line, hosts)
+    # First, because a scheduler may take its time: connections would wait meanwhile.
     reported = notebook.session().allocations.findings(hosts, line.asker)
+    first_links = reach(line, hosts)
     found = examine(first_links, packages, reported=reported)
     if line.flags.collective and len(hosts) > 1:
         is_well = not found.has_errors

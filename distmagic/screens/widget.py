@@ -74,7 +74,7 @@ def _kind() -> Any:
         Dict: "run log final",
         List: "charts prompts",
     }
-    traits = {}
+    traits: dict[str, Any] = {"__module__": __name__}  # not that of traitlets
     for kind, names in kinds.items():
         for name in names.split():
             traits[name] = kind().tag(sync=True)

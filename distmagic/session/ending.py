@@ -87,8 +87,9 @@ class RunEnding:
             port = doctor.port_in(reason)
         with closing(NotebookAsker(can_ask=False)) as asker:
             try:
-                first_links = self.reach(fleet.hosts, access, asker)
+                # First: it may fail, and nothing closes connections then.
                 reported = self.allocations.findings(fleet.hosts, asker)
+                first_links = self.reach(fleet.hosts, access, asker)
                 found = doctor.examine(first_links, port=port, reported=reported)
             except (Exception, KeyboardInterrupt):  # noqa: BLE001
                 return ""  # the run's own error is raised, whatever fails here

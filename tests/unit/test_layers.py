@@ -102,6 +102,7 @@ _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.g
 _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
 _backward_hooks | torch/_C/__init__.pyi | remote.values.pickling | no tensor of a call can be sent
+_current_frames | sys.py | remote.rank.stay | a cell that waits for ranks outside it waits until an interrupt
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
 _dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone

@@ -62,8 +62,8 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
     )
 
 
-def _addresses_of(name: str) -> tuple[str, ...]:
-    """Return the addresses of a name; () if it has none, or if no name server answers in time."""
+def _addresses_of(name: str) -> tuple[str, ...] | None:
+    """Return the addresses of a name, () if it has none; None if unknown, as no name server answers in time."""
     found: list[str] = []
 
     def resolve() -> None:
@@ -71,8 +71,12 @@ def _addresses_of(name: str) -> tuple[str, ...]:
             for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
                 found.append(str(entry[4][0]))
 
-    threads.begin("dns", resolve).join(_NAME_S)
-    return tuple(dict.fromkeys(found))
+    with contextlib.suppress(RuntimeError):  # the system allows no further thread
+        thread = threads.begin("dns", resolve)
+        thread.join(_NAME_S)
+        if not thread.is_alive():
+            return tuple(dict.fromkeys(found))
+    return None
 
 
 def _infiniband() -> dict[str, str]:

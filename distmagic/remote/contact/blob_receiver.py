@@ -40,10 +40,9 @@ class BlobReceiver:
         """Answer which blobs are missing, and return them. Mark the others as recently used."""
         self.awaited += tuple(places.blob(blob.sha256) for blob in request.blobs)
         lacking = [blob for blob in request.blobs if not is_whole(blob)]
-        for blob in request.blobs:
-            if blob not in lacking:
-                os.utime(places.blob(blob.sha256))
         names = tuple(blob.sha256 for blob in lacking)
+        for sha256 in {blob.sha256 for blob in request.blobs}.difference(names):
+            os.utime(places.blob(sha256))
         self._notebook.say(protocol.MissingBlobs(sha256=names))
         return lacking
 
@@ -55,8 +54,7 @@ class BlobReceiver:
         for error in errors:
             if error is not None:
                 raise error
-        for blob in request.blobs:
-            os.utime(places.blob(blob.sha256))
+        places.touch(places.blob(blob.sha256) for blob in request.blobs)
         if wanted:
             self._notebook.say(protocol.MissingBlobs())
 

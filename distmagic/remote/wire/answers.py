@@ -75,8 +75,8 @@ class Examined:
     route: Route = Route(address="", interface="")
     # The ports on which it listens, in the order of the request; 0 for one in use by another program.
     ports: tuple[int, ...] = ()
-    # The addresses to which the host resolves its own `hostname`.
-    name_addresses: tuple[Word, ...] = ()
+    # The addresses to which the host resolves its own `hostname`, None if unknown.
+    name_addresses: tuple[Word, ...] | None = None
     mtus: dict[Word, int] = field(default_factory=dict)  # by interface
     shm_bytes: int = -1  # size of /dev/shm, -1 without one
     open_files: int = -1  # soft limit, -1 for none

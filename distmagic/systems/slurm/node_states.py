@@ -28,9 +28,8 @@ def findings(text: str, nodes: Sequence[str], ask: str) -> tuple[Finding, ...]:
         node, _, rest = sanitize.line(line).partition("|")
         state, _, reason = rest.strip().partition("|")
         is_silent = state.endswith(_NO_ANSWER)
-        if node.strip() not in nodes or not (
-            is_silent or state.upper().startswith(_SICK)
-        ):
+        # The controller is late with a busy node, whose state is followed by a star for a while.
+        if node.strip() not in nodes or not state.upper().startswith(_SICK):
             continue
         word = state.rstrip("*~#!%$@^-+").lower()
         evidence = f"Slurm has this node as {word}"
@@ -38,6 +37,6 @@ def findings(text: str, nodes: Sequence[str], ask: str) -> tuple[Finding, ...]:
             evidence += ", and its controller gets no answer from it"
         if reason.strip().lower() not in _NO_REASON:
             evidence += f". Its reason: {reason.strip()}"
-        cure = f"Ask the cluster's administrators, or leave the node out: --exclude {node}. By hand: {ask}scontrol show node {node}"
+        cure = f"Ask the cluster's administrators, or leave the node out: --slurm exclude={node}. By hand: {ask}scontrol show node {node}"
         found[node] = Finding("warning", node, "Slurm", f"{evidence}.", cure)
     return tuple(found.values())

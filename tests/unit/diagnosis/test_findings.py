@@ -179,6 +179,8 @@ def test_of_two_hosts_the_one_without_a_package_is_named_with_a_command_for_it()
         ("srun --jobid=7 -w gpu-3", False, "srun --pty --jobid=7 -w gpu-3 sudo mount"),
         ("ssh -p 2222 me@login1 srun --jobid=7 -w gpu-3", False,
          "ssh -t -p 2222 me@login1 srun --pty --jobid=7 -w gpu-3 sudo mount"),
+        ("ssh me@login-srun srun --jobid=7 -w gpu-3", False,
+         "ssh -t me@login-srun srun --pty --jobid=7 -w gpu-3 sudo mount"),
         ("env", False, "env sudo mount"),
         ("on gpu-3:", False, "on gpu-3: sudo mount"),
         ("ssh root@gpu-3", True, "ssh root@gpu-3 mount"),
@@ -204,6 +206,11 @@ def test_what_a_scheduler_reports_is_a_finding_too():
     assert said.findings == (drained,)
 
 
+def test_what_a_scheduler_reports_of_other_nodes_is_left_out():
+    drained = Finding("warning", "gpu-9", "Slurm", "Slurm has it as draining.", "")
+    assert report([host(1), host(2)], TORCH, 0.0, [drained]).findings == ()
+
+
 DEAD = (
     "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
     "  Process 3487984 on node 10.0.0.2 managing GPU 5\n\n"
@@ -220,6 +227,7 @@ def test_a_process_that_nccl_misses_is_named_once_with_its_own_host(golden):
     golden(f"{finding.evidence}\n{finding.cure}")
     (finding,) = report([host(1), host(3, odd)], TORCH).findings
     assert finding.host == "gpu-3", "its node is none of these hosts"
+    assert " ps " not in finding.cure, "the process is on another machine"
 
 
 def test_hosts_with_the_same_finding_share_its_words():
@@ -266,6 +274,14 @@ def test_a_host_that_is_reached_at_its_own_loopback_address_has_no_wrong_name():
         route = Route(address=address, interface="lo")
         one = host(1, examined={"route": route, "name_addresses": (address,)})
         assert report([one], TORCH).findings == ()
+
+
+def test_a_name_of_which_nothing_is_known_is_no_finding():
+    unknown = host(3, examined={"name_addresses": None})
+    assert found(unknown).findings == ()
+    said = found(host(2, examined={"name_addresses": ()}), unknown)
+    (line,) = [line for line in said.table if line.title == "own name"]
+    assert line.cells == ("10.0.0.1", "none", "")
 
 
 def test_a_loopback_address_of_ipv6_can_not_be_dialled_by_others():

@@ -105,6 +105,19 @@ def test_a_smaller_mtu_and_a_ping_that_shows_it(mtu, address, less, payload):
     assert f"ssh gpu-2 ping -c 3 -M do -s {payload} {address}" in finding.cure
 
 
+@pytest.mark.parametrize(("dialler", "dialled"), [(9000, 1500), (1500, 9000)])
+def test_of_two_mtus_the_larger_one_is_made_smaller(dialler, dialled):
+    one, other = hosts(2, {(1, 2): "half"})
+    one = replace(one, examined=replace(one.examined, mtus={"eth0": dialler}))
+    route = replace(other.examined.route, interface="ib0")
+    examined = replace(other.examined, route=route, mtus={"ib0": dialled})
+    (finding,) = reach.findings([one, replace(other, examined=examined)])
+    large = "gpu-1 sudo ip link set dev eth0"
+    if dialled > dialler:
+        large = "gpu-2 sudo ip link set dev ib0"
+    assert f"ssh -t {large} mtu 1500\n" in finding.cure
+
+
 def test_a_rule_for_an_address_of_ipv6_is_one_of_ip6tables():
     subjects = []
     for number, one in enumerate(hosts(2, {(1, 2): "silent"}), 1):

@@ -136,3 +136,17 @@ def test_the_table_of_allocations(golden):
     rows = job_states.listing(states, {"17"})
     (nothing,) = job_states.listing([], set())
     golden(*aligned(rows).splitlines(), *nothing)
+
+
+def test_the_doctor_asks_the_scheduler_before_it_connects(lab, monkeypatch):
+    """A scheduler may take its time, and connections would wait for it."""
+
+    def fail(*_: object) -> None:
+        raise UsageError("no answer.", "")
+
+    monkeypatch.setattr(lab.session.allocations, "findings", fail, raising=False)
+    lab.value("%distributed hosts gpu-a,gpu-b")
+    lab.session.log.clear()
+    error = lab.run("%distributed doctor").error_in_exec
+    assert "no answer" in str(error)
+    assert "reach" not in lab.session.log

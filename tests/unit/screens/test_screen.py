@@ -12,7 +12,7 @@ import pytest
 
 from distmagic import render
 from distmagic.render.screen import TypedLine
-from distmagic.screens import choose, log, notebook, steady, terminal
+from distmagic.screens import choose, log, notebook, steady, terminal, widget
 from distmagic.state.fold import begin
 from distmagic.state.model import OutputLine, RunState
 from tests import REPOSITORY
@@ -440,3 +440,7 @@ def test_a_short_run_tells_a_log_nothing(capsys, monkeypatch):
 
 def no_board(_: str):
     raise ImportError("no anywidget here")
+
+
+def test_a_widget_is_of_the_module_that_makes_it():
+    assert widget._kind().__module__ == widget.__name__

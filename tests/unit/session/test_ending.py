@@ -18,13 +18,13 @@ from tests.builders.hosts import FakeHost, reach
 FLEET = Fleet(hosts=parse_hosts("gpu-a,gpu-b"), access=Access())
 
 
-def diagnosed(reach: Any) -> str:
+def diagnosed(reach: Any, allocations: Any = None) -> str:
     nothing: Any = None
     ending = RunEnding(
         reach=reach,
         attach=nothing,
         housekeeping=nothing,
-        allocations=Allocations(nothing),
+        allocations=allocations or Allocations(nothing),
         history=RunHistory(),
     )
     return ending._diagnosed(begin("j", ("gpu-a", "gpu-b")), FLEET)
@@ -53,3 +53,14 @@ def test_hosts_that_can_not_be_asked_hide_no_error():
         raise Unreachable("gpu-a", "is gone.", "")
 
     assert diagnosed(fail) == ""
+
+
+def test_the_scheduler_is_asked_before_any_connection_starts():
+    class Failing(Allocations):
+        def findings(self, *_: object) -> Any:
+            raise Unreachable("login", "is gone.", "")
+
+    begun: list[object] = []
+    nothing: Any = None
+    assert diagnosed(lambda *asked: begun.append(asked), Failing(nothing)) == ""
+    assert begun == []

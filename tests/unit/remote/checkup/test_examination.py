@@ -22,9 +22,25 @@ def test_a_name_server_that_is_down_takes_a_second_or_two_and_no_more(monkeypatc
     monkeypatch.setattr(examination, "_NAME_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     try:
-        assert examination.examine(()).name_addresses == ()
+        assert examination.examine(()).name_addresses is None
     finally:
         answered.set()
+
+
+def test_a_name_without_addresses_is_told_from_one_that_nobody_has_looked_up(
+    monkeypatch,
+):
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert examination.examine(()).name_addresses == ()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert examination.examine(()).name_addresses is None
 
 
 @pytest.fixture

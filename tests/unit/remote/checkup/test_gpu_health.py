@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any
 
+import distmagic
 from distmagic.remote.checkup import gpu_health
 from distmagic.remote.wire.protocol import GpuHealth
 
@@ -139,3 +141,10 @@ def test_a_package_for_forward_compatibility_counts(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Compatible())
     assert gpu_health.gpus()[1] == "13.0"
+
+
+def test_the_help_names_each_xid_that_is_left_out():
+    page = Path(distmagic.__file__).parent / "help" / "doctor.md"
+    text = " ".join(page.read_text().split())
+    names = b", ".join(gpu_health._OF_PROGRAMS).decode()
+    assert f"({names}) are left out" in text

@@ -138,8 +138,14 @@ def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):
 
 @pytest.mark.parametrize(
     ("world", "made", "waits_for"),
-    [(3, 4, [0]), (3, 5, None), (2, 4, None)],
-    ids=["a call less", "as many calls", "a world of two with its own numbers"],
+    [(3, 4, [0]), (3, 5, None), (2, 4, None), (3, -1, None), (3, None, [0])],
+    ids=[
+        "a call less",
+        "as many calls",
+        "a world of two with its own numbers",
+        "ended its group",
+        "not in the cell",
+    ],
 )
 def test_a_rank_waits_for_those_that_have_made_a_call_less(
     world, made, waits_for, monkeypatch
@@ -160,7 +166,8 @@ def test_a_rank_waits_for_those_that_have_made_a_call_less(
     monkeypatch.setattr(calls, "is_of_all", lambda size: size == 3)
     own = GroupCalls(name="0", size=world, calls=5)
     monkeypatch.setattr(calls, "group_calls", lambda: [own])
-    absent = {0: [GroupCalls(name="0", size=world, calls=made)]}
+    groups = [GroupCalls(name="0", size=world, calls=made or 0)] if made != -1 else []
+    absent = {0: None if made is None else groups}
     wanted = waits_for and ("all_reduce", 7, waits_for)
     assert calls.waiting(absent, 6) == wanted
     assert calls.waiting(absent, 8) is None, "the call of an earlier cell"

@@ -18,6 +18,7 @@ def test_the_question_is_about_these_nodes_alone():
     [
         "a1|idle|none",
         "a1|mixed|none",
+        "a1|mixed*|none",
         "a1|allocated|",
         "a1|completing|(null)",
         "a1|reserved|for a course",
@@ -36,7 +37,6 @@ def test_nodes_in_use_and_rows_that_are_none_are_no_finding(row):
         "a1|draining|GPU 3: Xid 79 | see ticket 12",
         "a1|drained*|fan",
         "a1|down*|Not responding",
-        "a1|mixed*|none",
         "a1|fail|none",
         "a1|draining@|Kill task failed\x1b[2J",
     ],
@@ -45,4 +45,5 @@ def test_a_node_that_is_taken_out_of_use(row, golden):
     (finding,) = node_states.findings(f"{row}\n{row}\n", NODES, "ssh login1 ")
     assert (finding.level, finding.host) == ("warning", "a1")
     assert "\x1b" not in finding.evidence
+    assert " --slurm exclude=a1." in finding.cure, "a flag of cells"
     golden(f"{finding.evidence}\n{finding.cure}")

@@ -69,6 +69,7 @@ order to read it.
     remote/gang/      detects lost nodes, by heartbeats between the hosts
     remote/system/    reads from Linux: processes, memory, hardware, sockets, log-out
     remote/values/    values in files: pickles, tensors, large side files
+    remote/values/reductions/  how each kind of object is pickled
     remote/records/   what is stored on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between notebook and hosts: each a frozen dataclass and one line of JSON
 

@@ -5,7 +5,7 @@
     side files   the large values of the call, in separate files (remote/values/side_files.py)
 
 An error names the variable with a value that can't be sent. For hosts with another Python version, the call is packed
-again with its code as source (remote/values/source_form.py).
+again with its code as source (remote/values/reductions/source_form.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.payload.tree import Tree
 from distmagic.remote.values import parcel, settings, unpicklable
 from distmagic.remote.values.call import Call, Whole
-from distmagic.remote.values.pickling import Seen, going_by_value
-from distmagic.remote.values.source_form import NoSource, SourceForm
+from distmagic.remote.values.pickling import going_by_value
+from distmagic.remote.values.reductions.source_form import NoSource, SourceForm
+from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire.protocol import Blob
 
 Thunk = Callable[[], object]  # the call, with all that it captures

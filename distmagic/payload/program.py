@@ -17,7 +17,7 @@ from distmagic.payload.local_modules import LocalModule, found, imports_of_text
 from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.payload.work_files import may_travel, place_of
 from distmagic.remote.values.call import Script
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from distmagic.request.flags import Program
 
 # below the working directory: modules that a program imports from elsewhere on this machine

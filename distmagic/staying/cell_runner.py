@@ -20,7 +20,7 @@ from distmagic.outcome.run import LogParts, Run, left
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped
 from distmagic.remote.values.call import Cell
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.cells import MOST_TEXT
 from distmagic.remote.wire.clipping import clipped, ranges

@@ -21,8 +21,8 @@ from distmagic.payload.sizes import size_text
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
-from distmagic.remote.values.pickling import Seen
-from distmagic.remote.values.source_form import SourceForm, names_in
+from distmagic.remote.values.reductions.source_form import SourceForm, names_in
+from distmagic.remote.values.seen import Seen
 from distmagic.request.cell import CellPlan
 
 MOST_BYTES = 1 << 20  # size limit of one value

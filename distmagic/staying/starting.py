@@ -15,7 +15,7 @@ from distmagic.payload import local_modules, on_ranks
 from distmagic.payload.pack import Payload, dumped, write_code
 from distmagic.planning.jobs import Job
 from distmagic.remote.values.call import Stay
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.request.cell import CellPlan
 from distmagic.request.flags import Request

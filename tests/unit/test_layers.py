@@ -25,6 +25,7 @@ PACKAGES = (
     "remote.wire",
     "remote.system",
     "remote.records",
+    "remote.values.reductions",
     "remote.values",
     "remote.checkup",
     "remote.gang",
@@ -80,7 +81,7 @@ FOREIGN = {
     "outcome.shown sweeps.sweep screens.notebook",
     "anywidget": "screens.widget",
     "asyncssh": "playground.server",
-    "cloudpickle": "remote.values.pickling",
+    "cloudpickle": "remote.values.pickling remote.values.reductions.torch_objects",
     "cryptography": "connection.certificate transports.ssh.client playground.server",
     "pathspec": "payload.ignored",
     "paramiko": "transports.ssh.client",
@@ -93,15 +94,15 @@ FOREIGN = {
 PRIVATE = """
 _BackendRendezvousStateHolder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _C | torch/__init__.py | remote.values.storages remote.training.steps | no tensor can be sent
-_DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.classes | a result changes the notebook's own classes
-_DYNAMIC_CLASS_TRACKER_BY_ID | cloudpickle/cloudpickle.py | remote.values.classes | no class of a cell can be sent
+_DYNAMIC_CLASS_TRACKER_BY_CLASS | cloudpickle/cloudpickle.py | remote.values.reductions.classes | a result changes the notebook's own classes
+_DYNAMIC_CLASS_TRACKER_BY_ID | cloudpickle/cloudpickle.py | remote.values.reductions.classes | no class of a cell can be sent
 _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_connector.py | remote.rank.logged_numbers | numbers that Lightning logs are not shown
 _ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
-_abc | abc.py | remote.values.cell_objects | a function that wraps an abstract class of a cell can't be sent
+_abc | abc.py | remote.values.reductions.cell_objects | a function that wraps an abstract class of a cell can't be sent
 _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
 _actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
-_backward_hooks | torch/_C/__init__.pyi | remote.values.pickling | no tensor of a call can be sent
+_backward_hooks | torch/_C/__init__.pyi | remote.values.reductions.torch_objects | no tensor of a call can be sent
 _current_frames | sys.py | remote.rank.stay | a cell that waits for ranks outside it waits until an interrupt
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
@@ -110,32 +111,32 @@ _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _find_imported_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
-_class_setstate | cloudpickle/cloudpickle.py | remote.values.classes | a result changes the notebook's own classes
+_class_setstate | cloudpickle/cloudpickle.py | remote.values.reductions.classes | a result changes the notebook's own classes
 _cloudpickle_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
-_compiled_call_impl | torch/nn/modules/module.py | remote.values.pickling | a parametrized module that was compiled can't be sent
+_compiled_call_impl | torch/nn/modules/module.py | remote.values.reductions.torch_objects | a parametrized module that was compiled can't be sent
 _current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
 _get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
-_get_protocol_attrs | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
+_get_protocol_attrs | typing.py | remote.values.reductions.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
 _get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.groups | groups are noted as used
 _group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
-_inject_new_class | torch/nn/utils/parametrize.py | remote.values.pickling | no parametrized module can be sent
-_inject_property | torch/nn/utils/parametrize.py | remote.values.pickling | no parametrized module can be sent
-_inst | random.py | remote.values.cell_objects | functions imported from random draw the same numbers on all ranks
+_inject_new_class | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
+_inject_property | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
+_inst | random.py | remote.values.reductions.cell_objects | functions imported from random draw the same numbers on all ranks
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
-_is_protocol | typing.py | remote.values.source_form | no Protocol of a cell reaches a Python of another version
-_is_runtime_protocol | typing.py | remote.values.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
-_iterator | torch/utils/data/dataloader.py | remote.values.pickling | a DataLoader whose workers stay can't be sent once it was used
-_make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.classes | a class gets an empty double in registries
-_make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.classes | members of enumerations lose their attributes
+_is_protocol | typing.py | remote.values.reductions.source_form | no Protocol of a cell reaches a Python of another version
+_is_runtime_protocol | typing.py | remote.values.reductions.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
+_iterator | torch/utils/data/dataloader.py | remote.values.reductions.torch_objects | a DataLoader whose workers stay can't be sent once it was used
+_make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.reductions.classes | a class gets an empty double in registries
+_make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.reductions.classes | members of enumerations lose their attributes
 _monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
 _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
 _next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
 _popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
-_post_accumulate_grad_hooks | torch/_tensor.py | remote.values.pickling | no tensor of a call can be sent
-_rand | numpy/random/mtrand.pyi | remote.values.cell_objects | functions imported from numpy.random draw the same numbers on all ranks
+_post_accumulate_grad_hooks | torch/_tensor.py | remote.values.reductions.torch_objects | no tensor of a call can be sent
+_rand | numpy/random/mtrand.pyi | remote.values.reductions.cell_objects | functions imported from numpy.random draw the same numbers on all ranks
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
 _run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start
 _sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
@@ -146,8 +147,8 @@ _settings | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.
 _shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end
 _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.engine | rounds of an elastic job are numbered 0
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
-_torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.cell_objects remote.values.unpicklable | compiled functions of a cell can't be sent
-_untyped_storage | torch/storage.py | remote.values.pickling | no TypedStorage can be sent
+_torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.reductions.cell_objects remote.values.unpicklable | compiled functions of a cell can't be sent
+_untyped_storage | torch/storage.py | remote.values.storages | no TypedStorage can be sent
 _world | torch/distributed/distributed_c10d.py | remote.rank.calls remote.training.groups | groups are noted as used, and none is kept
 _wrapped | tqdm/utils.py | remote.rank.bars | bars on wrapped streams are not followed
 """

@@ -21,7 +21,7 @@ from distmagic.remote.frozen import frozen
 from distmagic.remote.rank import calls
 from distmagic.remote.training import groups
 from distmagic.remote.values import left_out, parcel
-from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.values.reductions.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
 from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import Failure

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.training import import_hooks
-from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.values.reductions.source_form import SourceForm
 
 _known: dict[str, str] = {}  # texts of cells, by file name
 

@@ -5,10 +5,9 @@ hosts or jobs. They import cloudpickle, torch and numpy only if a value needs th
 
 Read in this order:
     parcel        one value in one file: `dump` and `load`
-    pickling      the pickler and the unpickler, and how they differ from Python's
-    source_form   functions and classes as source, for another Python version
-    classes       what cloudpickle leaves out of classes, and classes that stay as they are
-    cell_objects  objects that a cell defines and that pickle can't write, or only by name
+    seen          notes about a parcel: the code in it, the modules that it needs
+    pickling      the pickler, and how it differs from cloudpickle's; reductions/ has its kinds of objects
+    unpickling    the unpickler
     by_name       names of the notebook that a call uses without naming them in its code
     storages      the bytes of tensors that are sent
     side_files    large values in separate files, which are sent again only if they change

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmagic.remote.values import unpicklable
+from distmagic.remote.values.seen import Seen
 
 MAX_BYTES = 64 << 10  # for each, pickled
 MAX_ALL_BYTES = 1 << 20  # newest first
@@ -50,6 +51,37 @@ class Aside:
 
     pickled: bytes
     is_at_once: bool
+
+
+def asides(
+    found: Mapping[str, tuple[bytes, Seen]],
+    namespace: Mapping[str, object],
+    call: Seen,
+) -> dict[str, Aside]:
+    """Return the values of `namespace` that were `found` small, each with its pickle and notes.
+
+    Those that string annotations of the call name are added to the notes about the call.
+    """
+    annotated: set[str] = set()
+    while waiting := call.annotated & found.keys() - annotated:
+        annotated |= waiting
+        for _, seen in map(found.__getitem__, waiting):
+            call.codes += seen.codes
+            call.modules |= seen.modules
+            call.annotated |= seen.annotated
+    named = in_strings(call.codes)
+    here = packages(call.modules, call.codes)
+    chosen = {}
+    for name, value in namespace.items():  # `__subclasses__()` keeps their order
+        if name in found:
+            pickled, seen = found[name]
+            is_at_once = (
+                packages(seen.modules) <= here
+                or name in annotated
+                or (name in named and not isinstance(value, types.ModuleType))
+            )
+            chosen[name] = Aside(pickled, is_at_once)
+    return chosen
 
 
 def is_secret(name: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmagic.remote.values import parcel
-from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.values.reductions.source_form import SourceForm
 from distmagic.remote.values.unpicklable import (
     MAX_TRIALS,
     UnpicklablePart,

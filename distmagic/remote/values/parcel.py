@@ -31,10 +31,12 @@ from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
-from distmagic.remote.values.classes import hash_again, known_classes
-from distmagic.remote.values.pickling import Loader, Packer, Refuse, Seen
-from distmagic.remote.values.source_form import SourceForm
+from distmagic.remote.values.pickling import Packer, Refuse
+from distmagic.remote.values.reductions.classes import hash_again, known_classes
+from distmagic.remote.values.reductions.source_form import SourceForm
+from distmagic.remote.values.seen import Seen
 from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader, Window
+from distmagic.remote.values.unpickling import Loader
 from distmagic.remote.wire.parts import Blob
 
 MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")

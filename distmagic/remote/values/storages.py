@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.remote.frozen import frozen
+from distmagic.remote.values.reductions import placeholders
 
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
@@ -100,6 +101,27 @@ class Storages:
 
     def __init__(self) -> None:
         self._views: list[_View] = []
+
+    def reduced(self, obj: Any) -> Any:
+        """Return how to pickle a tensor or a storage: as a number, under which it is recorded.
+
+        NotImplemented for a kind that torch's own reduction must take apart, and for any other object.
+        """
+        torch = sys.modules["torch"]
+        if isinstance(obj, torch.Tensor):
+            number = self.add_tensor(obj)
+            return (
+                NotImplemented if number is None else (placeholders.tensor, (number,))
+            )
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
+            return placeholders.storage, (self.add_storage(obj),)
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
+            if storage.device.type != "meta":
+                dtype_name = str(obj.dtype).removeprefix("torch.")
+                number = self.add_storage(storage)
+                return placeholders.typed_storage, (number, dtype_name)
+        return NotImplemented
 
     def add_tensor(self, tensor: Any) -> int | None:
         """Record a tensor and return its number; None for a kind that torch's own reduction must take apart."""

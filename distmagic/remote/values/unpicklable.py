@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from distmagic.remote.frozen import frozen
-from distmagic.remote.values.cell_objects import LruCached, function_in
-from distmagic.remote.values.source_form import names_in
+from distmagic.remote.values.reductions.cell_objects import LruCached, function_in
+from distmagic.remote.values.reductions.source_form import names_in
 
 MAX_TRIALS = 5_000  # limit of parts that are tried; then the part found so far is used
 _ATOMS = (

@@ -10,7 +10,7 @@ import base64, pathlib, socket, types
 from distmagic.payload.pack import dumped
 from distmagic.remote.rank import report, sources, stay
 from distmagic.remote.values.call import Cell
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire import codec, protocol as p
 from distmagic.staying import out_of_step, stopping
 

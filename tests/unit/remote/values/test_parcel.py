@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.values import call, parcel, storages
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from tests import REPOSITORY
 from tests.builders.later import Later
 from tests.builders.shell import completed

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmagic.remote.values import parcel, side_files
-from distmagic.remote.values.pickling import Seen
+from distmagic.remote.values.seen import Seen
 from tests.builders.later import Later
 
 torch, np = Later("torch"), Later("numpy")

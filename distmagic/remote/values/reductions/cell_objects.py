@@ -34,7 +34,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distmagic.remote.values.source_form import codes_in, futures_of
+from distmagic.remote.values.reductions.source_form import codes_in, futures_of
 
 LruCached: Any = type(functools.lru_cache(len))
 # Attributes of a function that it has made.

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,11 @@ from distmagic.payload.tree import Tree
 from distmagic.remote.values import parcel, settings, unpicklable
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import going_by_value
-from distmagic.remote.values.reductions.source_form import NoSource, SourceForm
+from distmagic.remote.values.reductions.source_form import (
+    NoSource,
+    SourceForm,
+    codes_in,
+)
 from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire.protocol import Blob
 
@@ -105,38 +110,22 @@ def pack_call(
     value that can't be pickled, and `PayloadTooLarge` above `limit_bytes`.
     """
     seen = Seen()
+    names = _namespace(thunk)
     code = getattr(thunk, "__code__", None)
     is_of_cell = code is not None and code.co_name == "<module>"
     source = None
     if other is not None:
         source = SourceForm(other.version, code if is_of_cell else None, title)
-    # Names of the notebook or program that makes the call.
-    function = thunk.func if isinstance(thunk, partial) else thunk
-    names: Mapping[str, object] = getattr(function, "__globals__", {})
-    if names.get("__name__") != "__main__":
-        names = vars(sys.modules["__main__"])
-    try:
+    with _explained(thunk, limit_bytes, labels, other):
         call = dumped(Call(thunk), seen, limit_bytes, source, names)
-    except parcel.Unpicklable as error:
-        if other is not None and isinstance(error.cause.error, NoSource):
-            raise _has_no_source(
-                error.cause.part, error.cause.error, other, labels
-            ) from error
-        raise _cannot_travel(error.cause, thunk) from error
-    except parcel.TooLarge as error:
-        raise _too_large(thunk, error.size_bytes, limit_bytes) from None
+    # A pickle of source does not name the functions inside a function.
+    codes = [inner for one in seen.codes for inner in codes_in(one)]
     captured = frozenset(seen.modules)
-    modules = set(captured)
-    codes, texts = list(seen.codes), texts_of(seen.codes)
-    for (
-        code_object
-    ) in codes:  # and of the functions in it, which a pickle of source does not name
-        codes += [one for one in code_object.co_consts if isinstance(one, CodeType)]
-        modules.update(local_modules.imports_of_code(code_object))
+    modules = captured.union(*map(local_modules.imports_of_code, codes))
     found = local_modules.found(modules)
-    own = on_ranks.of_codes(codes, texts, labels)
+    texts = texts_of(seen.codes)
     shown = on_ranks.look(
-        [*own, *on_ranks.of_modules(found)],
+        [*on_ranks.of_codes(codes, texts, labels), *on_ranks.of_modules(found)],
         modules,
         captured,
         on_ranks.other_names(names),
@@ -161,6 +150,34 @@ def pack_call(
             thunk, limit_bytes=limit_bytes, labels=labels, title=title, other=python
         ),
     )
+
+
+def _namespace(thunk: Thunk) -> Mapping[str, object]:
+    """Return the names of the notebook or program that makes the call."""
+    function = thunk.func if isinstance(thunk, partial) else thunk
+    names: Mapping[str, object] = getattr(function, "__globals__", {})
+    return (
+        names if names.get("__name__") == "__main__" else vars(sys.modules["__main__"])
+    )
+
+
+@contextmanager
+def _explained(
+    thunk: Thunk,
+    limit_bytes: int,
+    labels: Mapping[str, str],
+    other: OtherPython | None,
+) -> Iterator[None]:
+    """Raise errors of the block, in which a call is packed, as errors that name the variable."""
+    try:
+        yield
+    except parcel.Unpicklable as error:
+        cause = error.cause
+        if other is not None and isinstance(cause.error, NoSource):
+            raise _has_no_source(cause.part, cause.error, other, labels) from error
+        raise _cannot_travel(cause, thunk) from error
+    except parcel.TooLarge as error:
+        raise _too_large(thunk, error.size_bytes, limit_bytes) from None
 
 
 def pack_whole(

@@ -100,26 +100,13 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             enough = enough_hosts(spec, len(fleet.hosts))
             links = connect(loop, first_links, enough, needs_remote=True)
             with given_back(opener.connections, links):
-                check_orphans(
-                    found_jobs(
-                        [link.host.name for link in links],
-                        [link.facts.running for link in links],
-                    ),
-                    owner,
-                    followed,
-                )
+                _refuse_orphans(links, owner, followed)
                 payload = _readable_by(loop, links, payload)
                 in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, first_links, links, spec, job, terms, work)
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
-            if spec.no_settings:
-                payload = replace(payload, settings=("", ""))
-            elif words := payload.settings[1]:
-                text = f"The ranks start with this process's settings: {words}. With --no-settings they don't."
-                loop.note(Warned(text=text))
-            if payload.notice:
-                loop.note(Warned(text=payload.notice))
+            payload = _announced(loop, spec, payload)
             start = Start(
                 loop=loop,
                 connections=opener.connections,
@@ -244,6 +231,14 @@ def _new_loop(
     )
 
 
+def _refuse_orphans(
+    links: Sequence[Link], owner: str, followed: Collection[str]
+) -> None:
+    names = [link.host.name for link in links]
+    running = [link.facts.running for link in links]
+    check_orphans(found_jobs(names, running), owner, followed)
+
+
 def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:
     """Return a payload that all hosts can read: if one has another Python version, byte code is replaced by source."""
     other = other_python(links)
@@ -258,6 +253,18 @@ def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payl
         side_files=packed.side_files,
         in_source=None,
     )
+
+
+def _announced(loop: RunLoop, spec: JobSpec, payload: Payload) -> Payload:
+    """Return the payload with the settings that its ranks get, and show these and its notice."""
+    if spec.no_settings:
+        payload = replace(payload, settings=("", ""))
+    elif words := payload.settings[1]:
+        text = f"The ranks start with this process's settings: {words}. With --no-settings they don't."
+        loop.note(Warned(text=text))
+    if payload.notice:
+        loop.note(Warned(text=payload.notice))
+    return payload
 
 
 def _followed(

@@ -8,7 +8,7 @@ import inspect
 import sys
 import tempfile
 import types
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -69,31 +69,76 @@ def prepared(
     a cell on `some_ranks`, assigns that name.
     """
     theirs = set(theirs)
+    source = form_for(pythons)
     code = _code(plan)
     # The names that the cell assigns, also in its functions.
     assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
-    not_needed = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
+    optional = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
     own = {name: value for name, value in notebook.items() if name not in theirs}
-    digests = {name: there[name] for name in there.keys() - theirs}
+    needed = _needed(code, own, there, optional, source)
+    texts = {**texts_of(needed.codes), plan.filename: plan.text}
+    cell = Cell(
+        source=plan.text,
+        filename=plan.filename,
+        names=needed.sent,
+        texts=texts,
+        labels={name: labels[name] for name in texts if name in labels},
+        is_users=True,
+    )
+    digests = {name: there[name] for name in there.keys() - theirs} | needed.digests
+    for name in names_in(code, "DELETE_NAME", "DELETE_GLOBAL"):
+        digests.pop(name, None)
+    return CellParcel(
+        parcel=dumped(cell, Seen(only=needed.sent), None, source, in_one=True),
+        digests=digests,
+        notice=_notice(needed, labels),
+        modules=needed.modules.union(local_modules.imports_of_text(plan.text)),
+    )
+
+
+@frozen
+class _Needed:
+    """The values of the notebook for one cell: the digest of each, and those to be `sent`, with their code.
+
+    `outdated` have changed and can't be sent. `modules` are those that the values import.
+    """
+
+    digests: dict[str, str]
+    sent: dict[str, object]
+    outdated: list[str]
+    codes: list[types.CodeType]
+    modules: frozenset[str]
+
+
+def _needed(
+    code: types.CodeType,
+    own: Mapping[str, object],
+    there: Mapping[str, str],
+    optional: Container[str],
+    source: SourceForm | None,
+) -> _Needed:
+    """Return the values of the names that a cell uses, of those that these use in turn, and of those sent before.
+
+    Raises `PayloadError` for a value that the cell uses and that can't be sent, unless its name is `optional`.
+    """
+    digests: dict[str, str] = {}
     sent: dict[str, object] = {}
     outdated: list[str] = []
     codes: list[types.CodeType] = []
-    modules = set(local_modules.imports_of_text(plan.text))
+    modules: set[str] = set()
     # The names that the cell uses, and those that its functions and classes use in turn.
     waiting = _reached(_names_read(code), own)
-    needed = set(waiting)
+    used = set(waiting)
     waiting += _reached(there, own)
-    done: set[str] = set()
     while waiting:
         name = waiting.pop(0)
-        if name in done:
+        if name in digests:
             continue
-        done.add(name)
         value = own[name]
         try:
-            digest, seen = _digest(name, value, form_for(pythons))
+            digest, seen = _digest(name, value, source)
         except PayloadError:
-            if name in needed and name not in not_needed:
+            if name in used and name not in optional:
                 raise
             if there.get(name, _CANT_BE_SENT) != _CANT_BE_SENT:
                 outdated.append(name)
@@ -106,33 +151,29 @@ def prepared(
         # Functions in it go without their globals.
         more = [name for one in seen.codes for name in _names_read(one) if name in own]
         waiting[:0] = more
-        needed.update(more if name in needed else ())
+        used.update(more if name in used else ())
         if there.get(name) != digest:
             sent[name] = value
             codes += seen.codes
-    texts = {**texts_of(codes), plan.filename: plan.text}
-    cell = Cell(
-        source=plan.text,
-        filename=plan.filename,
-        names=sent,
-        texts=texts,
-        labels={name: labels[name] for name in texts if name in labels},
-        is_users=True,
-    )
-    words = ", ".join(_words(name, value, labels) for name, value in sent.items())
-    notices = [f"From the notebook: {words}."] if sent else []
-    if outdated:
-        notices.append(
-            f"Changed in the notebook, but too large to be sent again, or not picklable: {', '.join(outdated)}."
-        )
-    for name in names_in(code, "DELETE_NAME", "DELETE_GLOBAL"):
-        digests.pop(name, None)
-    return CellParcel(
-        parcel=dumped(cell, Seen(only=sent), None, form_for(pythons), in_one=True),
+    return _Needed(
         digests=digests,
-        notice=" ".join(notices),
+        sent=sent,
+        outdated=outdated,
+        codes=codes,
         modules=frozenset(modules),
     )
+
+
+def _notice(needed: _Needed, labels: Mapping[str, str]) -> str:
+    found = []
+    if needed.sent:
+        words = [_words(name, value, labels) for name, value in needed.sent.items()]
+        found.append(f"From the notebook: {', '.join(words)}.")
+    if needed.outdated:
+        found.append(
+            f"Changed in the notebook, but too large to be sent again, or not picklable: {', '.join(needed.outdated)}."
+        )
+    return " ".join(found)
 
 
 def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:

@@ -7,11 +7,12 @@ contacts a host or writes to a screen. Read the modules in this order:
     events.py           the events of the launcher, and the envelope of all events
     model.py            `RunState` with its `NodeState`s and `WorkerState`s
     series.py           the points of one metric of one rank
+    progress.py         whether a rank has advanced, and whether a run hangs
     builder.py          a mutable state, used only within one call of `fold`
     fold.py             `fold`: makes the next state from events; handles events of agents
     fold_ranks.py       handles events of ranks, and which node has which ranks
     fold_launcher.py    handles events of the launcher
-    hangs.py            whether a run hangs, and a description of where its ranks are
+    hangs.py            where the ranks are, in groups and in words
     standstill.py       ranks without progress; requests for their stacks before a stop
     decide.py           decides: stop the run, mark nodes as lost, request stacks, detach the job
     verdict.py          the exception of a finished run, if it failed

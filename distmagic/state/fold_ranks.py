@@ -10,9 +10,9 @@ from distmagic.failures import failure_kind
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_RANKS
 from distmagic.state.builder import STREAMS, RunStateBuilder
-from distmagic.state.hangs import has_shown_progress, have_moved, is_of_a_wait
 from distmagic.state.model import WorkerState
 from distmagic.state.phases import RankPhase
+from distmagic.state.progress import has_shown_progress, have_moved, is_of_a_wait
 from distmagic.state.series import Series
 
 KEPT_METRICS = 50  # metric names for each rank

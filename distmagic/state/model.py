@@ -217,7 +217,7 @@ class RunState:
     rdzv_round          the last round of the rendezvous
     chose_port          whether the plan chose the port of the rendezvous; unknown after `attach`
     detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" while it needs one
-    advanced_at_s       when a rank last advanced (see `hangs.is_hung`); a stop freezes this time
+    advanced_at_s       when a rank last advanced (see `progress.is_hung`); a stop freezes this time
     reaching_since_s    when a node was last reached while no other one was; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
     paused              the ranks that wait for the user's input

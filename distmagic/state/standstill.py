@@ -22,11 +22,10 @@ from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.hangs import (
     Explanation,
     dump_of,
-    has_shown_progress,
-    is_hung,
     unanswered,
 )
 from distmagic.state.model import RunState, WorkerState
+from distmagic.state.progress import has_shown_progress, is_hung
 
 PATIENCE_S = 10.0
 IDLE_S = 1800.0  # unused GPUs are reported after this time

@@ -11,8 +11,9 @@ from distmagic.remote.wire import protocol as p
 from distmagic.state.decide import reason_to_stop
 from distmagic.state.events import Broken, Event, Lost
 from distmagic.state.fold import fold
-from distmagic.state.hangs import Explanation, is_hung
+from distmagic.state.hangs import Explanation
 from distmagic.state.model import RunState
+from distmagic.state.progress import is_hung
 from distmagic.state.standstill import (
     Inquiry,
     all_still_s,

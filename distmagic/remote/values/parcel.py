@@ -2,9 +2,10 @@
 
     magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
 
-cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written without a copy; `load`
-memory-maps them (writable; changes stay private). Tensors are always loaded on the CPU. A file that was cut off has no
-trailer. With `beside`, large values are in separate files in that folder, which the table names (see side_files.py).
+cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written without a copy, once
+for those that share it; `load` memory-maps them (writable; changes stay private). Tensors are always loaded on the
+CPU. A file that was cut off has no trailer. With `beside`, large values are in separate files in that folder, which
+the table names (see side_files.py).
 
 Functions and classes of `__main__` are pickled by value. With `namespace`, `load` adds them and their globals to it;
 without, they get a separate namespace, and classes that this process has already stay unchanged.
@@ -32,10 +33,16 @@ from typing import Any
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.values import by_name, side_files, unpicklable
 from distmagic.remote.values.pickling import Packer, Refuse
-from distmagic.remote.values.reductions.classes import hash_again, known_classes
+from distmagic.remote.values.reductions.classes import hash_again, hashed, known_classes
 from distmagic.remote.values.reductions.source_form import SourceForm
 from distmagic.remote.values.seen import Seen
-from distmagic.remote.values.storages import ALIGN, CHUNK_BYTES, TensorLoader, Window
+from distmagic.remote.values.storages import (
+    ALIGN,
+    CHUNK_BYTES,
+    TensorLoader,
+    Window,
+    joined,
+)
 from distmagic.remote.values.unpickling import Loader
 from distmagic.remote.wire.parts import Blob
 
@@ -128,8 +135,8 @@ def measure(
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
     buffers, windows, _ = packer.plan()
-    beside: list[memoryview | Window] = [*buffers, *windows]
-    return sink.size + sum(one.nbytes for one in beside)
+    stored, _ = joined([*buffers, *windows])
+    return sink.size + sum(one.nbytes for one in stored)
 
 
 def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) -> None:
@@ -137,8 +144,10 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     buffers, windows, rows = packer.plan()
     omitted = sink.omitted or []
     sink.omitted = None  # from here on the sink writes everything
+    shared: list[memoryview | Window] = [*buffers, *windows]
+    stored, places = joined(shared)
     values: list[memoryview | Window] = [memoryview(data) for _, data in omitted]
-    values += [*buffers, *windows]
+    values += stored
     sizes = [value.nbytes for value in values]
     sink.check(sink.size + sum(sizes))
 
@@ -156,10 +165,13 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
         if not spans[n]:
             spans[n] = [sink.write_value(value), sizes[n]]
 
-    first_window = len(omitted) + len(buffers)
+    within = []
+    for value, (n, at) in zip(shared, places, strict=True):
+        start, _, *where = spans[len(omitted) + n]
+        within.append([start + at, value.nbytes, *where])
     table: dict[str, list[Any]] = {
-        "buffers": spans[len(omitted) : first_window],
-        "windows": spans[first_window:],
+        "buffers": within[: len(buffers)],
+        "windows": within[len(buffers) :],
         "rows": rows,
     }
     if seen.side_files:
@@ -302,6 +314,7 @@ def _load(
         raise ParcelError(f"{name} is damaged: {error}.") from error
     home = {"__name__": "__main__"} if namespace is None else namespace
     kept = known_classes() if namespace is None else frozenset()
+    before = [] if namespace is None else hashed(namespace)
     asides: dict[str, by_name.Aside] = {}
 
     def loaded(file: Any) -> object:
@@ -321,7 +334,7 @@ def _load(
     except Exception as error:
         raise _not_here(error) from error
     if namespace is not None:
-        hash_again(namespace)
+        hash_again(namespace, before)
     if asides and namespace is not None:
         by_name.offer(asides, home, loaded)
     return value

@@ -37,7 +37,7 @@ from distmagic.remote.values.reductions import (
 )
 from distmagic.remote.values.reductions.source_form import SourceForm
 from distmagic.remote.values.seen import Seen
-from distmagic.remote.values.storages import Storages, TensorRow, Window
+from distmagic.remote.values.storages import Storages, TensorRow, Window, reduced_array
 
 # Raises for an object that must not be sent although it could be pickled.
 Refuse = Callable[[object], None]
@@ -149,6 +149,8 @@ class Packer:
             stored = self._storages.reduced(obj)
             is_of_call = self._refuse is not None
             reduced = torch_objects.reduced(obj, stored, has_hooks=is_of_call)
+        if reduced is NotImplemented:
+            reduced = reduced_array(obj)
         if reduced is NotImplemented:
             reduced = cell_objects.reduced_kept(obj)
         if reduced is not NotImplemented or type(obj) in copyreg.dispatch_table:

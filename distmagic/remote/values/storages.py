@@ -9,7 +9,8 @@ stored:
 - a stretch that only one tensor uses, and less than half of whose bytes are its elements (one column of a matrix),
   is stored as a contiguous copy.
 
-numpy is not used, because a host may lack it. Stretches are written directly from the tensors' memory; those of another
+numpy is not needed, because a host may lack it. `joined` finds numpy arrays that share memory with each other or with
+tensors: they share it again. Stretches are written directly from the tensors' memory; those of another
 device are copied to the CPU in pieces of `CHUNK_BYTES`.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.reductions import placeholders
+from distmagic.remote.values.side_files import LARGE_BYTES
 
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
@@ -62,6 +64,12 @@ class Window:
     nbytes: int
     packed: Any = field(default=None, repr=False)
 
+    @property
+    def address(self) -> int:
+        """Where its bytes are in this process's memory; 0 for those that `chunks` copies."""
+        is_copied = self.packed is not None or self.storage.device.type != "cpu"
+        return 0 if is_copied else int(self.storage.data_ptr() + self.start)
+
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order; CPU memory at once and without a copy."""
         torch = sys.modules["torch"]
@@ -94,6 +102,73 @@ def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
 def _memory(address: int, size_bytes: int) -> memoryview:
     """Return memory as bytes; the caller must keep its owner alive meanwhile."""
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
+
+
+def joined(
+    values: Sequence[memoryview | Window],
+) -> tuple[list[memoryview | Window], list[tuple[int, int]]]:
+    """Return what to store so that values which overlap in memory share it again, and each value's place in it.
+
+    A place is (the number of what is stored, the offset in it). The values must be kept alive until it is stored.
+    """
+    stored: list[memoryview | Window] = []
+    places = [(0, 0)] * len(values)
+    stretches: list[_Stretch] = []
+    addresses = [_address(value) for value in values]
+    for number in sorted(range(len(values)), key=addresses.__getitem__):
+        start = addresses[number]
+        stop = start + values[number].nbytes
+        if stretches and start and start < stretches[-1].stop:
+            stretches[-1].stop = max(stretches[-1].stop, stop)
+            stretches[-1].views.append(number)
+        else:
+            stretches.append(_Stretch(start=start, stop=stop, views=[number]))
+    for stretch in sorted(stretches, key=lambda one: min(one.views)):
+        for number in stretch.views:
+            places[number] = len(stored), addresses[number] - stretch.start
+        if len(stretch.views) == 1:
+            stored.append(values[stretch.views[0]])
+        else:
+            stored.append(_memory(stretch.start, stretch.stop - stretch.start))
+    return stored, places
+
+
+def _address(value: memoryview | Window) -> int:
+    """Return where a value is in memory; 0 if that is unknown, or without bytes."""
+    if isinstance(value, Window):
+        return value.address
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not value.nbytes:
+        return 0
+    return int(numpy.asarray(value).__array_interface__["data"][0])
+
+
+def reduced_array(array: Any) -> Any:
+    """Return how to pickle a numpy array with gaps, as `__reduce__` does, so that it shares memory with others again.
+
+    NotImplemented for other objects. numpy copies such an array; so does this if the gaps are large.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or type(array) is not numpy.ndarray or not array.nbytes:
+        return NotImplemented
+    owner = array
+    while type(owner.base) is numpy.ndarray:
+        owner = owner.base
+    is_whole = array.flags.forc or not owner.flags.forc
+    if is_whole or array.dtype.hasobject or owner.dtype.hasobject:
+        return NotImplemented
+    steps = [
+        (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
+    ]
+    before = -sum(step for step in steps if step < 0)
+    span = before + sum(step for step in steps if step > 0) + array.itemsize
+    start = array.ctypes.data - before - owner.ctypes.data
+    is_inside = 0 <= start <= start + span <= owner.nbytes
+    if not is_inside or (span > LARGE_BYTES and 2 * array.nbytes < span):
+        return NotImplemented
+    used = owner.ravel(order="K").view("u1")[start : start + span]
+    used.flags.writeable = array.flags.writeable
+    return numpy.ndarray, (array.shape, array.dtype, used, before, array.strides)
 
 
 class Storages:

@@ -571,6 +571,50 @@ OWN_CLASSES = {
         """,
         "fit()",
     ),
+    "one state that all objects of a class share": (
+        """
+        settings = {"lr": 1}
+        class Borg:
+            state = {}
+            def __init__(self, **more):
+                self.__dict__ = self.state
+                self.__dict__.update(more)
+            def __getattr__(self, name): raise AttributeError(name)
+        class Kid(Borg): pass
+        class Settings:
+            def __init__(self): self.__dict__ = settings
+        class Made:
+            state = {}
+            def __new__(cls, *args):
+                made = super().__new__(cls)
+                made.__dict__ = cls.state
+                return made
+        one, kid, made, current = Borg(n=1), Kid(), Made(), Settings()
+        def fit():
+            kid.n, made.n, current.lr = 2, 3, 4
+            return one.n, Borg().n, Borg.state, Made().n, settings
+        """,
+        "fit()",
+    ),
+    "a __dict__ that methods use": (
+        """
+        import dataclasses, enum, typing
+        class Config(typing.Generic[typing.TypeVar("T")]):
+            def __init__(self, **values): self.__dict__.update(values)
+            def __setattr__(self, name, value): raise TypeError
+        @dataclasses.dataclass
+        class Point:
+            x: int = 1
+            def values(self): return self.__dict__
+        class Color(enum.Enum):
+            RED = 1
+            def values(self): return sorted(self.__dict__)
+        config, point, color = Config(lr=1), Point(3), Color.RED
+        config.__dict__["me"] = config
+        def fit(): return config.lr, config.me is config, point.values(), point == Point(3), color is Color.RED, color.values()
+        """,
+        "fit()",
+    ),
     "submodules that inner code names": (
         """
         import wsgiref.util, xml.dom.minidom
@@ -1052,6 +1096,57 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 # ---- objects that a cell defines
 
 
+PARSER = """
+import argparse
+class Pair(argparse.Action):
+    def __call__(self, parser, namespace, value, option=None):
+        setattr(namespace, self.dest, value.split("="))
+parser = argparse.ArgumentParser("fit")
+parser.add_argument("--lr", type=float, default=1)
+parser.add_argument("--only", default=argparse.SUPPRESS)
+parser.add_argument("--inner", help=argparse.SUPPRESS)
+parser.add_argument("--pair", action=Pair)
+def train():
+    return vars(parser.parse_args(["--lr", "3", "--pair", "a=b"])), "--inner" in parser.format_help()
+train()"""
+
+STRUCT = """
+import struct
+HEADER = struct.Struct("<IH")
+def train():
+    return HEADER.unpack(HEADER.pack(7, 3)), HEADER.size
+train()"""
+
+CONTEXT_MANAGER = """
+import contextlib
+seen = []
+@contextlib.contextmanager
+def noted(name, *, end="end"):
+    seen.append(name)
+    yield
+    seen.append(end)
+@noted("fit", end="done")
+def fit(x): return x + 1
+again = noted("again")
+def train():
+    with again: return fit(1), fit(2), seen
+train()"""
+
+LOCAL_CLASS = """
+import threading
+class State(threading.local):
+    depth = 3
+    def __init__(self): self.stack = [1]
+state = State()
+state.stack.append(2)
+def train():
+    others = []
+    thread = threading.Thread(target=lambda: others.append(state.stack))
+    thread.start()
+    thread.join()
+    return state.stack, state.depth, others
+train()"""
+
 LRU = """
 import functools
 @functools.lru_cache(maxsize=7)
@@ -1232,12 +1327,16 @@ train()"""
         pytest.param(LOCAL, "([1], [False])", id="threading.local"),
         pytest.param(WRAPPED_ABSTRACT, "(9, True, 'Square')", id="abstract class"),
         pytest.param(PARAM_SPEC, "('P', True)", id="ParamSpec"),
+        pytest.param(PARSER, "({'lr': 3.0, 'inner': None, 'pair': ['a', 'b']}, False)", id="parser"),
+        pytest.param(STRUCT, "((7, 3), 6)", id="Struct"),
+        pytest.param(CONTEXT_MANAGER, "(2, 3, ['again', 'fit', 'done', 'fit', 'done', 'end'])", id="contextmanager"),
+        pytest.param(LOCAL_CLASS, "([1, 2], 3, [[1]])", id="class of threading.local"),
         pytest.param(LRU, "(832040, 7, 28)", id="lru_cache"),
         pytest.param(CACHED_PROPERTY, "([1, 2], [1, 2], 1)", id="cached_property"),
         pytest.param(SINGLEDISPATCH, "(3, 'int', 'any')", id="singledispatch"),
         pytest.param(NEW_TYPE, "(7, 'UserId', 'int', '__main__')", id="NewType"),
     ],
-)
+)  # fmt: skip
 def test_what_the_standard_library_makes_in_a_cell_travels(source, printed, tmp_path):
     assert on_a_rank(packed(cell(source)), tmp_path) == printed
 

@@ -2,16 +2,18 @@
 
 `functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in
 a cell: they are rebuilt on the host from their parts. So are tables of weak references, `contextvars.ContextVar` and
-`threading.local`, with their current content, and type variables. The notebook's stdout and stderr, and IPython's
-`open`, `exit`, `quit` and `display`, are replaced by the host's own. So are the environment, random generators that
-functions of a module share, marks that code compares by identity, and objects that an installed package keeps.
+`threading.local`, with their current content, type variables, `struct.Struct`, parsers of arguments, and decorators
+that `contextlib.contextmanager` makes. The notebook's stdout and stderr, and IPython's `open`, `exit`, `quit` and
+`display`, are replaced by the host's own. So are the environment, random generators that functions of a module share,
+marks that code compares by identity, and objects that an installed package keeps.
 
 An object that a decorator has made of a function may hold a lock, like Triton's kernels, or come from torch.compile. One
 that can be imported is sent by its name. One that a cell defines is made again on the host, from the text of its
 definition.
 
-An object of a user's class that derives from a container, or has a `__new__`, is rebuilt without calling the class's
-own methods: its `__init__` may need arguments, and its `__setitem__` attributes that are not set yet.
+An object of a user's class that derives from a container, has a `__new__`, or names its `__dict__`, is rebuilt without
+calling the class's own methods: its `__init__` may need arguments, and its `__setitem__` attributes that are not set
+yet. Objects that share one `__dict__` share it again.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from __future__ import annotations
 import ast
 import builtins
 import contextvars
+import copyreg
 import functools
+import importlib
 import inspect
 import io
 import pickle
 import pkgutil
+import struct
 import sys
 import textwrap
 import threading
@@ -179,14 +184,34 @@ def _reduced_standard(obj: Any) -> Any:
             except LookupError:
                 found.append(())
         return _context_var, (obj.name, *found)
-    if type(obj) is threading.local:
-        return threading.local, (), vars(obj)
     if type(obj).__module__ == "_abc":
         # Left in a function by `functools.wraps` of an abstract class; a class makes its own.
         return type(None), ()
     is_of_types = type(obj).__module__ == "typing" and type(obj).__name__ in _OF_TYPES
     if is_of_types and obj.__module__ == "__main__":
         return type(obj), (obj.__name__,)
+    return _reduced_parts(obj)
+
+
+def _reduced_parts(obj: Any) -> Any:
+    is_own = type(obj) is threading.local or _is_of_user(type(obj))
+    if isinstance(obj, threading.local) and is_own:
+        return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
+    if type(obj) is struct.Struct:
+        return struct.Struct, (obj.format,)
+    generator = None
+    if type(obj).__module__ == "contextlib":
+        generator = getattr(obj, "gen", None)
+    if inspect.isgenerator(generator):
+        # A function that it decorates makes a new generator for each call.
+        if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
+            return NotImplemented
+        return type(obj), (obj.func, obj.args, obj.kwds)
+    parsers = sys.modules.get("argparse")
+    if parsers and isinstance(obj, (parsers.Action, parsers.ArgumentParser)):
+        make, args, state, *_ = obj.__reduce_ex__(5)
+        if type(state) is dict:
+            return make, args, state, None, None, _fill_parser
     return NotImplemented
 
 
@@ -257,9 +282,11 @@ def reduced_instance(obj: Any) -> Any:
     # It may keep a single object, or register each.
     is_made = is_made and not (base is object and _takes_nothing(kind))
     own = getattr(obj, "__dict__", None)
+    is_made |= base is object and _is_of_user(kind) and _sets_dict(kind)
     if base is kind or not (base in _CONTAINERS or is_made):
         return NotImplemented
-    if not _is_of_user(kind) or (is_made and not _is_of_user(makers[0])):
+    has_foreign_new = makers[0] not in _BASES and not _is_of_user(makers[0])
+    if not _is_of_user(kind) or (is_made and has_foreign_new):
         return NotImplemented
     for one in kind.__mro__:
         is_usual = one in (*_BASES, Counter) or "_fields" in vars(one)
@@ -277,6 +304,21 @@ def reduced_instance(obj: Any) -> Any:
     more = obj.maxlen if base is deque else more
     state = own, base, content, more
     return _instance, (base, kind, *value), state, None, None, _fill_instance
+
+
+def _sets_dict(kind: Any) -> bool:
+    """Whether a method mentions `__dict__`: the object's may be one that others have, too."""
+    methods = [
+        getattr(one, "__func__", one)
+        for base in kind.__mro__
+        if base not in _BASES and _is_of_user(base)
+        for one in vars(base).values()
+    ]
+    return any(
+        "__dict__" in one.__code__.co_names
+        for one in methods
+        if isinstance(one, types.FunctionType)
+    )
 
 
 def _takes_nothing(kind: Any) -> bool:
@@ -317,6 +359,14 @@ def _fill_instance(obj: Any, state: tuple[Any, Any, Any, Any]) -> None:
         base.__init__(obj, content, more)
     elif base in _CONTAINERS:
         base.__init__(obj, content)
+
+
+def _fill_parser(part: Any, state: dict[str, Any]) -> None:
+    """Set attributes of a parser or of its argument: argparse compares a text by identity."""
+    suppress: Any = importlib.import_module("argparse").SUPPRESS
+    for name, value in state.items():
+        is_suppress = type(value) is str and value == suppress
+        vars(part)[name] = suppress if is_suppress else value
 
 
 def _kept(module: types.ModuleType, name: str, kind: type) -> object:

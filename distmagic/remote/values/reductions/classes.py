@@ -10,7 +10,7 @@ import enum
 import functools
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _MAKING = ("_make_skeleton_class", "_make_skeleton_enum")
@@ -132,22 +132,32 @@ def _fill(
     return cls if cls in kept else fill(cls, state)
 
 
-def hash_again(names: Mapping[str, object]) -> None:
-    """Build dicts and sets again that hold objects of a cell's class: they may be older than its `__hash__`.
+def hashed(names: Mapping[str, object]) -> list[Any]:
+    """Return the dicts and sets whose first key is an object of a cell's class that has a `__hash__`.
 
     They are values of names and attributes of such classes.
     """
     kinds = [one for one in known_classes() if "__hash__" in vars(one)]
-    for value in [*names.values(), *(v for one in kinds for v in vars(one).values())]:
-        if type(value) in (dict, set):
-            found: Any = value
-            if type(next(iter(found), None)) in kinds:
-                # `__hash__` and `__eq__` are the user's.
-                with contextlib.suppress(Exception):
-                    items = found.items() if type(found) is dict else [*found]
-                    again = type(found)(items)
-                    found.clear()
-                    found.update(again)
+    values: list[Any] = [*names.values()]
+    values += [v for one in kinds for v in vars(one).values()]
+    return [
+        one
+        for one in values
+        if type(one) in (dict, set) and type(next(iter(one), None)) in kinds
+    ]
+
+
+def hash_again(names: Mapping[str, object], before: Sequence[object]) -> None:
+    """Build these dicts and sets again, but for those of `before`: they may be older than the `__hash__` of their keys."""
+    kept = {id(one) for one in before}
+    for found in hashed(names):
+        if id(found) not in kept:
+            # `__hash__` and `__eq__` are the user's.
+            with contextlib.suppress(Exception):
+                items = found.items() if type(found) is dict else [*found]
+                again = type(found)(items)
+                found.clear()
+                found.update(again)
 
 
 def known_classes() -> frozenset[type]:

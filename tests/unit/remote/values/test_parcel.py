@@ -11,6 +11,7 @@ import io
 import os
 import random
 import sys
+import textwrap
 import threading
 import types
 import warnings
@@ -224,6 +225,65 @@ def test_numpy_arrays_are_writable_views_of_the_file(tmp_path):
     assert back["a"][0] == 9
     assert back["f"].flags.f_contiguous
     assert back["s"].tolist() == [0, 2, 4, 6, 8]
+
+
+VIEWS = {
+    "a part": lambda a: a[1:],
+    "another shape": lambda a: a.reshape(3, 4),
+    "transposed": lambda a: a.reshape(3, 4).T,
+    "reversed": lambda a: a[::-1],
+    "every second": lambda a: a[1::2],
+    "one column": lambda a: a.reshape(3, 4)[:, 1],
+    "columns backwards": lambda a: a.reshape(3, 4)[:, 2:0:-1],
+    "repeated": lambda a: np.broadcast_to(a, (2, 12)),
+    "another type": lambda a: a.view("i4")[1::2],
+    "a field": lambda a: a.view([("x", "f4"), ("y", "f4")])["y"],
+    "a tensor": lambda a: torch.from_numpy(a)[2:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_arrays_that_share_memory_share_it_again(name, is_first, tmp_path):
+    a = np.arange(12.0)
+    view = VIEWS[name](a)
+    pair = [view, a] if is_first else [a, view]
+    back = through(pair, tmp_path)
+    loaded, array = back if is_first else back[::-1]
+    assert (loaded.shape, loaded.dtype, loaded.tolist()) == (
+        view.shape, view.dtype, view.tolist(),
+    )  # fmt: skip
+    a[:] = array[:] = 7.5
+    assert loaded.tolist() == view.tolist()
+    if name != "a tensor":
+        assert loaded.flags.writeable == view.flags.writeable
+
+
+def test_parts_of_an_array_share_what_overlaps_without_the_rest(tmp_path):
+    a = np.arange(1000.0)
+    first, second, shown = through([a[10:15], a[12:17], a[100:102]], tmp_path)
+    second[:] = 7
+    assert first.tolist() == [10, 11, 7, 7, 7]
+    assert shown.tolist() == [100, 101]
+    assert size_of(a[10:15]) < 1_000
+
+
+def test_memory_that_is_shared_is_stored_once():
+    a = np.zeros(1 << 20)
+    assert size_of([a, a[1:], a[::-1], torch.from_numpy(a)]) < a.nbytes + 10_000
+    large = np.zeros((1 << 20, 4))
+    assert size_of(large[:, 1]) < large.nbytes / 2
+
+
+def test_an_array_that_is_only_made_to_be_pickled_is_kept_until_then(tmp_path):
+    class Made:
+        def __reduce__(self):
+            made = np.full(100_000, 5.0)
+            return list, ([made[::2], made[1:]],)
+
+    gaps, part = through(Made(), tmp_path)
+    gaps[1] = 6
+    assert part[:4].tolist() == [5, 6, 5, 5]
 
 
 def test_changes_to_a_loaded_tensor_stay_private(tmp_path):
@@ -759,3 +819,22 @@ def test_what_is_loaded_goes_with_its_name(tmp_path):
         assert tensor() is None
     finally:
         gc.enable()
+
+
+def test_objects_as_keys_are_hashed_when_they_arrive_and_not_in_each_cell(tmp_path):
+    main = types.ModuleType("__main__")
+    text = """
+        hashed = []
+        class Key:
+            def __hash__(self):
+                hashed.append(1)
+                return 1
+        key = Key()
+        table = {key: 1}
+    """
+    exec(textwrap.dedent(text), vars(main))
+    parcel.dump(main.key, tmp_path / "key")
+    before = len(main.hashed)
+    parcel.load(tmp_path / "key", vars(main))
+    assert len(main.hashed) == before
+    assert main.table[main.key] == 1

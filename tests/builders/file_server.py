@@ -58,6 +58,23 @@ class FileServer:
         self.calls_before, self.calls, self.failed = self.calls, [], []
         self._at, self._stays = at, stays
 
+    def each_call(
+        self, act: Callable[[], object]
+    ) -> Iterator[tuple[str, Exception | None]]:
+        """Play an action once for each of its calls, which fails; yield that call, and what the action has raised."""
+        self.fail(-1, stays=False)
+        act()
+        for at in range(len(self.calls)):
+            self.fail(at, stays=False)
+            raised: Exception | None = None
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - what the caller judges
+                raised = error
+            failed = self.failed
+            self.fail(-1, stays=False)
+            yield failed[0], raised
+
     def _patch(
         self,
         monkeypatch: pytest.MonkeyPatch,

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import discard
 
 _STEP = "distmagic_step"
 _JOB = "distmagic_job"
@@ -73,7 +74,7 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
             os.fsync(file.fileno())
         os.replace(aside, target)
     finally:
-        aside.unlink(missing_ok=True)
+        discard(aside)
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:

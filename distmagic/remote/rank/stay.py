@@ -39,6 +39,7 @@ from typing import Any
 
 from distmagic.remote.rank import calls, ending, outbox, report, sources
 from distmagic.remote.rank.ending import Rank
+from distmagic.remote.records.atomic_file import discard
 from distmagic.remote.system import threads
 from distmagic.remote.training import groups, steps
 from distmagic.remote.values import call, parcel, reloading
@@ -391,10 +392,10 @@ class CellLoop:
             self._main.__file__ = call.write_main(main, *self._defining.values())
             for file in (old, self._main_file):
                 if file is not None:
-                    file.unlink(missing_ok=True)
+                    discard(file)
             self._main_file = main
         else:
-            path.unlink()
+            discard(path)
         self._labels.update(cell.labels)
         sources.know(cell.texts)
         return cell
@@ -407,7 +408,7 @@ class CellLoop:
                 value, path, source=self._form, limit_bytes=_LARGEST_VALUE_BYTES
             )
             data = path.read_bytes() if size <= _MOST_VALUE_BYTES else b""
-            path.unlink()
+            discard(path)
         except Exception:  # noqa: BLE001 - pickling runs anybody's code
             return b""
         return data

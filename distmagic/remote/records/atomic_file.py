@@ -27,8 +27,13 @@ def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
             yield file
         os.replace(aside, path)
     finally:
-        with suppress(OSError):  # it has its final name now
-            aside.unlink()
+        discard(aside)  # unless it has its final name now
+
+
+def discard(path: Path) -> None:
+    """Remove a file that is not needed any more. Errors of the disk or file server are ignored."""
+    with suppress(OSError):
+        path.unlink()
 
 
 @contextmanager
@@ -48,8 +53,7 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
         with _open(aside, flags | os.O_EXCL, mode) as file:
             yield file, aside
     finally:
-        with suppress(OSError):
-            aside.unlink()
+        discard(aside)
 
 
 def on_disk(file: BinaryIO) -> None:

@@ -137,8 +137,10 @@ def _unchanged(about: Path, root: str) -> Iterator[str]:
     """Yield the files of a list that are unchanged. Raises OSError if there is no list."""
     latest: dict[str, tuple[int, int]] = {}
     for line in (about / "files").read_text("ascii").splitlines():
-        size, time_ns, inner = line.split(" ")
-        latest[inner] = int(size), int(time_ns)
+        # A full disk may have cut a line; the next one then follows it.
+        with suppress(ValueError):
+            size, time_ns, inner = line.split(" ")
+            latest[inner] = int(size), int(time_ns)
     for inner, looks in latest.items():
         path = os.path.join(root, file_names.unquoted(inner)) if inner else root
         with suppress(OSError):

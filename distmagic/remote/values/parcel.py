@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.records.atomic_file import atomic_write, discard
 from distmagic.remote.values import by_name, side_files, unpicklable
 from distmagic.remote.values.pickling import Packer, Refuse
 from distmagic.remote.values.reductions.classes import hash_again, hashed, known_classes
@@ -206,7 +206,7 @@ def _write_side_file(
         blob = Blob(sha256=sink.sha256.hexdigest(), size_bytes=sink.size)
         aside.replace(folder / blob.sha256)
     finally:
-        aside.unlink(missing_ok=True)
+        discard(aside)
     return blob, offsets
 
 

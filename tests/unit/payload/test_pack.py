@@ -683,6 +683,27 @@ def test_hooks_of_parameters_and_attributes_of_optimizers_travel(tmp_path, torch
     assert on_a_rank(payload, tmp_path, forks=torch_forks) == expected
 
 
+def test_a_hook_that_refers_to_the_whole_model_is_tried_without_it(monkeypatch):
+    """One a parameter, as where each steps its own optimizer: a model of 1 GB would be copied hundreds of times."""
+    tried = []
+    reduce = torch.Tensor.__reduce_ex__
+    monkeypatch.setattr(
+        torch.Tensor, "__reduce_ex__", lambda self, *how: tried.append(self) or reduce(self, *how)
+    )  # fmt: skip
+    packed(cell(HOOKED))
+    assert len(tried) <= 2 * 8
+
+
+HOOKED = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4)))
+each = {p: torch.optim.SGD([p], lr=1.0) for p in model.parameters()}
+for p in each:
+    p.register_post_accumulate_grad_hook(lambda p: each[p].step())
+def fit(): return model, each
+fit()"""
+
+
 OF_TORCH = """
 import torch
 from torch.nn.utils import parametrizations, parametrize

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -77,11 +78,22 @@ def _optimizer(optimizer: Any, base: Any) -> Any:
 
 
 def _can_be_pickled(value: object) -> bool:
-    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where they are."""
+    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where they are.
+
+    Each hook may refer to the whole model and its optimizers: they are left out.
+    """
     import cloudpickle
 
+    torch = sys.modules["torch"]
+    large = torch.Tensor, torch.UntypedStorage, torch.optim.Optimizer
+
+    class Trial(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            is_large = isinstance(obj, large)
+            return (int, ()) if is_large else super().reducer_override(obj)
+
     try:
-        cloudpickle.dumps(value)
+        Trial(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
     except Exception:  # noqa: BLE001 - whatever a user's object raises
         return False
     return True

@@ -536,6 +536,20 @@ def test_a_list_of_files_that_are_gone_is_dropped(sent, home):
     assert list((places.home() / "brought").iterdir()) == []
 
 
+def test_a_list_that_a_full_disk_has_cut_has_its_other_files(home):
+    (home / "data").mkdir()
+    for name in ("data/a", "data/b", "data/c"):
+        (home / name).write_bytes(b"x")
+        brought_files.note(str(home), [name], "nb", "me")
+        if name == "data/a":
+            (about,) = (places.home() / "brought").iterdir()
+            with (about / "files").open("a") as file:
+                file.write("12 3")
+    assert [one.size_bytes for one in brought_files.kept()] == [2]
+    assert brought_files.remove(str(home / "data")) == 2
+    assert [path.name for path in (home / "data").iterdir()] == ["b"]
+
+
 def test_while_a_job_runs_what_was_brought_counts_as_used(home, monkeypatch, tmp_path):
     (home / "x").write_bytes(b"x")
     brought_files.note(str(home), ["x"], "nb", "me")

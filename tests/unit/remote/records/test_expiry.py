@@ -409,3 +409,21 @@ def test_an_environment_that_nobody_has_used_for_a_week_goes(home):
     expiry.expire(now)
     left = sorted(path.name for path in (home / "envs").iterdir())
     assert left == [NEW, "a" * 16]
+
+
+@pytest.mark.parametrize("ahead_s", [-8 * DAY_S, 8 * DAY_S])
+def test_the_own_clock_says_nothing_of_what_another_host_of_the_home_uses(
+    home, monkeypatch, ahead_s
+):
+    """It has just touched its environment and a blob; files are dated by the server of the home."""
+    environment, blob = home / "envs" / NEW, home / "blobs" / SHA
+    for path in (environment, blob.parent):
+        path.mkdir(parents=True)
+    blob.touch()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+    expiry.expire()
+    assert expiry.unused("bundle") == []
+    expiry.remove([environment])
+    assert environment.is_dir()
+    assert blob.exists()

@@ -22,7 +22,7 @@ from distmagic.remote.contact.blob_receiver import BlobReceiver
 from distmagic.remote.contact.contact import Contact
 from distmagic.remote.contact.environment_sync import EnvironmentSync
 from distmagic.remote.contact.file_exchange import FileExchange
-from distmagic.remote.records import environments, places, work_dirs
+from distmagic.remote.records import brought_files, environments, places, work_dirs
 from distmagic.remote.wire import protocol as p
 from tests.builders.descriptors import closed_at_the_end
 from tests.builders.file_server import FileServer, chosen, each_error
@@ -138,11 +138,42 @@ def a_file_of_the_user(home: Path, _: Path) -> Case:
     return bring, check
 
 
+def a_file_for_all_hosts(home: Path, _: Path) -> Case:
+    """A blob that becomes a file, which is listed and so can be removed again."""
+    places.blob(_SHA).write_bytes(_DATA)
+    target = home / "to" / "data.bin"
+    target.parent.mkdir()
+    placed = p.PlacedFile(
+        path=target.name, blob=p.Blob(sha256=_SHA, size_bytes=len(_DATA))
+    )
+    request = p.PlaceFiles(
+        folder=p.Folder(path=str(target.parent)), files=(placed,), origin="nb", owner="me",
+    )  # fmt: skip
+
+    def bring() -> None:
+        FileExchange(cast(Contact, Notebook()), 0o022).place(request)
+
+    def check(must: bool) -> None:
+        if must or target.exists():
+            assert target.read_bytes() == _DATA
+        listed = [one.name for one in brought_files.kept()]
+        assert listed == [str(target)] if must else len(listed) <= 1
+
+    return bring, check
+
+
 @pytest.mark.slow
 @each_error
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize(
-    "case", [files_of_a_run, an_environment, a_payload, a_file_of_the_user]
+    "case",
+    [
+        files_of_a_run,
+        an_environment,
+        a_payload,
+        a_file_of_the_user,
+        a_file_for_all_hosts,
+    ],
 )
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
     home_in_memory, tmp_path, monkeypatch, case, stays, home_error

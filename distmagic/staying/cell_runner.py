@@ -32,6 +32,7 @@ from distmagic.runner.delivery import Delivery
 from distmagic.session.background import BackgroundRun
 from distmagic.session.local_hints import error_of
 from distmagic.session.session import Session
+from distmagic.state.events import Event
 from distmagic.state.model import RunState
 from distmagic.staying import cell_state, out_of_step, stopping
 from distmagic.staying.cell_state import CellState
@@ -214,8 +215,9 @@ class CellRunner:
         self._cells += 1
         self._texts[self._cells] = text
         request = protocol.RunCell(
-            cell=self._cells, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew
-        )
+            cell=self._cells, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew,
+            kernel=self._control.kernel,
+        )  # fmt: skip
         if local.blob.size_bytes <= _INLINE_BYTES:
             data = base64.b64encode(local.path.read_bytes()).decode()
             return replace(request, data=data)
@@ -239,9 +241,7 @@ class CellRunner:
         next_shown_s = 0.0
         while not cell.run.is_over:
             events = self._control.heard(BEAT_S)
-            cell = cell_state.take(cell, events)
-            if not events and self._run.done and not cell.run.is_over:
-                self.raise_end()  # a bug has ended the loop
+            cell = self._after(cell, events, screen)
             for request in _requests(screen, noted):
                 if request == "stop":
                     cell = stopping.next_stage(cell)
@@ -259,6 +259,35 @@ class CellRunner:
                 next_shown_s = time.monotonic() + BEAT_S
                 screen.show(cell.run)
         return cell
+
+    def _after(
+        self, cell: CellState, events: Sequence[Event], screen: Screen
+    ) -> CellState:
+        """Return a cell's state after these events. Raises `UsageError` if ranks run another kernel's in its place.
+
+        Ranks that do run it are interrupted then.
+        """
+        number = cell.run.cell
+        if self._control.is_refused:
+            self._texts.pop(number, None)
+            own = (number, self._control.kernel)
+            running = self._control.past.running.items()
+            ranks = [rank for rank, one in running if (one.cell, one.kernel) == own]
+            if ranks:
+                stop = protocol.InterruptCell(cell=number, ranks=tuple(ranks))
+                self._control.ask(stop)
+            screen.finish(cell.run)
+            raise self._taken()
+        cell = cell_state.take(cell, events)
+        if not events and self._run.done and not cell.run.is_over:
+            self.raise_end()  # a bug has ended the loop
+        return cell
+
+    def _taken(self) -> UsageError:
+        return UsageError(
+            f"Another kernel has attached to the ranks of {self.name}, and runs their cells now.",
+            f"%distributed attach {self.name} takes them back.",
+        )
 
     def _left(self, cell: CellState) -> Run:
         """Return a finished cell as a `Run`. If it failed, raises its error instead, which carries the `Run`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from distmagic.connection.link import Link
 from distmagic.remote.wire import protocol
@@ -27,6 +28,9 @@ class Control:
     def __init__(self, ends_idle_s: float | None = None) -> None:
         self.ends_idle_s = ends_idle_s
         self.past = Past()
+        self.kernel = secrets.token_hex(4)
+        # Whether ranks run another kernel's cell in place of this kernel's last one.
+        self.is_refused = False
         self._last = 0  # the number of the last cell of this kernel, or before it
         self._lock = threading.Lock()
         self._cell: protocol.RunCell | None = None
@@ -34,7 +38,7 @@ class Control:
         self._others: list[protocol.HandedOn] = []
         self._again: list[protocol.HandedOn] = []  # sent ones that a new link needs
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
-        # What ranks printed since the last cell: the next one of the user shows it.
+        # What ranks printed while they ran no cell: their next one of the user shows it.
         self._between: deque[Event] = deque(maxlen=_MOST_BETWEEN)
         self._wake: Callable[[], None] = lambda: None
         # Python versions of the hosts.
@@ -54,12 +58,13 @@ class Control:
         self._cell = cell
         self._last = cell.cell
         self._sent_over = {}
-        self._others = []
         self._again = []
         self._heard = queue.SimpleQueue()
         if cell.text:
-            self._heard.put(tuple(self._between))
+            held = tuple(self._between)
+            self._heard.put([one for one in held if _is_seen_in(cell, one)])
             self._between.clear()
+            self._between += (one for one in held if not _is_seen_in(cell, one))
 
     def take_over(self) -> Past:
         """Let the session be this kernel's, whoever ran its cells so far; return these. A cell that still runs goes on
@@ -67,6 +72,7 @@ class Control:
         """
         with self._lock:
             self._last = self.past.last
+            self.is_refused = False
             self._between.clear()
             if at_work := self.past.at_work:
                 self._begin(protocol.RunCell(cell=self._last, ranks=at_work))
@@ -75,7 +81,7 @@ class Control:
     @property
     def is_taken(self) -> bool:
         """Whether another kernel has run a cell since this one did."""
-        return self.past.last > self._last
+        return self.is_refused or self.past.last > self._last
 
     def ask(self, request: protocol.HandedOn) -> None:
         """Send ranks a request about their cell, such as an interrupt."""
@@ -86,7 +92,11 @@ class Control:
     def end(self) -> None:
         """Mark the end of the cell."""
         with self._lock:
-            self._cell = None
+            cell, self._cell = self._cell, None
+            # What came after the last look.
+            for one in _printed(self.heard(0.0)):
+                if cell is not None and _is_seen_in(cell, one):
+                    self._between.append(one)
 
     def heard(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call, after waiting at most `timeout_s` for one."""
@@ -102,12 +112,15 @@ class Control:
         """Pass events to the running cell."""
         with self._lock:
             self.past = past.take(self.past, events)
-            if self._cell is not None:
+            cell = self._cell
+            if cell is not None:
+                self.is_refused |= any(_refuses(cell, one.what) for one in events)
                 self._heard.put(events)
-            else:
-                self._between += (
-                    event for event in events if isinstance(event.what, protocol.Output)
-                )
+            self._between += (
+                one
+                for one in _printed(events)
+                if cell is None or not _is_seen_in(cell, one)
+            )
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
         """Return the messages to send now: each request once, and over each new link the cell and its interrupts again,
@@ -131,3 +144,20 @@ class Control:
                     self._again.append(request)
             self._others = []
             return found
+
+
+def _printed(events: Iterable[Event]) -> Iterator[Event]:
+    return (one for one in events if isinstance(one.what, protocol.Output))
+
+
+def _is_seen_in(cell: protocol.RunCell, event: Event) -> bool:
+    """Whether a cell's view shows this output: it is of a rank of the cell, or of torchrun."""
+    rank = getattr(event.what, "rank", -1)
+    return rank < 0 or rank in cell.ranks
+
+
+def _refuses(cell: protocol.RunCell, what: object) -> bool:
+    """Whether a rank reports that it runs another kernel's cell in place of this one."""
+    if not isinstance(what, protocol.CellBegan) or what.cell != cell.cell:
+        return False
+    return bool(cell.kernel) and what.kernel != cell.kernel

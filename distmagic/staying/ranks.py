@@ -26,6 +26,7 @@ from distmagic.render.quantities import duration, plural
 from distmagic.render.screen import Screen
 from distmagic.request.cell import CellPlan
 from distmagic.runner import interrupts
+from distmagic.state.events import Event
 from distmagic.staying import cell_state, holdings, modules, out_of_step
 from distmagic.staying.cell_runner import BEAT_S, CellRunner
 from distmagic.staying.following import prepared
@@ -158,10 +159,7 @@ class Ranks(CellRunner):
     def _at_work(self) -> Iterator[None]:
         """Count no idle time in the block. Raises the session's error if it was idle too long before."""
         if self._control.is_taken and not self.done:
-            raise UsageError(
-                f"Another kernel has attached to the ranks of {self.name}, and runs their cells now.",
-                f"%distributed attach {self.name} takes them back.",
-            )
+            raise self._taken()
         if not self.idle.begin_cell():
             self.raise_end()
         try:
@@ -210,10 +208,19 @@ class Ranks(CellRunner):
             where = f"Ranks {','.join(ranges(ranks))} of {self.name}"
             print(f"{where} still run a cell, which is shown to its end.")  # noqa: T201
             is_cell = past.running[ranks[0]].is_users
-            cell = cell_state.begin_cell(self.state, past.last, ranks, time.time())
+            # Ranks that ended the cell while no kernel was there to report it to the others.
+            ends = [end for end in past.ends.values() if end.cell == past.last]
+            all_ranks = sorted({*ranks, *(end.rank for end in ends)})
+            cell = cell_state.begin_cell(self.state, past.last, all_ranks, time.time())
+            before = [self._of_rank(end) for end in ends]
+            cell = cell_state.take(cell, before)
             with self._at_work(), interrupts.noted() as noted:
                 self._finished(cell, screen, noted, is_cell=is_cell)
         self.keep()
+
+    def _of_rank(self, end: protocol.CellEnded) -> Event:
+        node = self.state.workers[end.rank].node_rank
+        return Event(node_rank=node, at_s=self.state.at_s, what=end)
 
     # ---- one cell
 

@@ -20,6 +20,7 @@ import faulthandler
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -102,7 +103,8 @@ def waiting(
     """Return the call since then in which this rank waits for some of these ranks, the call's time, and those ranks.
 
     `absent` are ranks that make no call now: None for one that does not run the cell, and the groups of one that has
-    ended it, which may have made that call before. A group that it has ended, too, is not among them.
+    ended it, which may have made that call before. A group that it has ended, too, is not among them. A call of another
+    thread of Python, such as one that saves a checkpoint, does not count: that thread of an absent rank still makes it.
     """
     counts = {
         rank: None if groups is None else {one.name: one.calls for one in groups}
@@ -117,9 +119,12 @@ def waiting(
     names = {name: group for group, name in getattr(world, "pg_names", {}).items()}
     # Members of a smaller world have other numbers.
     is_known = bool(names) and is_of_all(c10d.get_world_size())
+    others = _other_threads()
     for one in recorded() if is_known else ():
         made_ns, name = one["time_created_ns"], one["process_group"][0]
         if name not in own or made_ns < since_ns or one["is_p2p"] or _is_over(one):
+            continue
+        if one.get("thread_id") in others:
             continue
         missing = [
             rank
@@ -129,6 +134,13 @@ def waiting(
         if missing:
             return one["profiling_name"].partition(":")[2], made_ns, missing
     return None
+
+
+def _other_threads() -> set[str]:
+    """Return the ids of Python's threads but the main one. One of autograd, which has only run Python, is none of them."""
+    main = threading.main_thread()
+    own = (one for one in threading.enumerate() if not one.name.startswith("Dummy-"))
+    return {str(one.ident) for one in own if one is not main}
 
 
 def _lacks(counts: Mapping[str, int] | None, name: str, calls: int) -> bool:

@@ -9,7 +9,7 @@ cell, even `sys.exit`, only ends the cell.
     InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. If
                                this was for a failed rank, a later interrupt of the user counts as the first
     OthersEnded   --a look-->  a call that waits for ranks which don't run the cell, or have ended it, is interrupted
-                               likewise, and fails the cell
+                               likewise, and fails the cell. If the cell catches that, its next such call is, too
     end of file   --inbox-->   the rank's own end
 """
 
@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,10 +97,13 @@ class CellLoop:
         self._came = (
             threading.Event()
         )  # the interrupt has taken effect, or no cell runs
+        self._over = threading.Event()  # no cell runs
         self._alone = ""  # why this cell waits for ranks that do not run it
+        self._watched = 0  # the cell whose calls are looked at
         # Ranks that do not run this cell, with their groups if they have ended it.
         self._absent: dict[int, tuple[GroupCalls, ...] | None] = {}
-        self._began_ns = 0  # of this cell
+        # When this cell was begun, or last interrupted: that has broken its calls so far.
+        self._since_ns = 0
         self._own: set[str] = set()  # names that cells have assigned
         self._shown = self._value = ""  # of the last expression
         # Cells that a child process needs, by the names that they define: the newest of each.
@@ -148,13 +151,18 @@ class CellLoop:
             self._send(StepCount(cell=message.cell, rank=self._rank, **made))
         elif isinstance(message, StopAtStep) and self._running == message.cell:
             steps.stop_at(message.kind, message.step)
-        elif isinstance(message, OthersEnded) and self._running == message.cell:
-            self._watch(message.cell, dict.fromkeys(message.ended, message.groups))
+        elif isinstance(message, OthersEnded):
+            with self._lock:
+                if message.cell == self._cell:  # the cell may still be loading
+                    ended = dict.fromkeys(message.ended, message.groups)
+                    self._absent = {**self._absent, **ended}
+                    self._watch()
         elif isinstance(message, InterruptCell):
             with self._lock:
                 before = self._interrupts.get(message.cell)
                 # Not a repeat over a new connection. The cell may have caught PeerFailed.
                 is_new = before is None or message.failed < 0 <= before.failed
+                is_new = is_new or message.failed == self._rank
                 if message.cell in (self._last, self._cell) and is_new:
                     self._interrupts[message.cell] = message
                 if self._running != message.cell or not is_new:
@@ -189,25 +197,25 @@ class CellLoop:
 
     # ---- a thread for each cell that some ranks do not run
 
-    def _watch(
-        self, cell: int, absent: Mapping[int, tuple[GroupCalls, ...] | None]
-    ) -> None:
-        """Look at the cell's calls, of which these ranks make none from now on."""
-        is_first = not self._absent
-        self._absent = {**self._absent, **absent}
-        with contextlib.suppress(RuntimeError):  # no thread can start
-            if absent and is_first:
+    def _watch(self) -> None:
+        """Look at the running cell's calls if some ranks make none from now on. The caller has the lock."""
+        cell = self._running
+        if cell and self._absent and self._watched != cell:
+            self._watched = cell
+            with contextlib.suppress(RuntimeError):  # no thread can start
                 threads.begin("alone", self._look, cell)
 
     def _look(self, cell: int) -> None:
         """Interrupt the cell if it waits in a call for ranks that don't run it: between two cells they make no call."""
         before = None
-        while not self._came.wait(_ALONE_S) and self._running == cell:
+        while not self._over.wait(_ALONE_S) and self._running == cell:
+            if cell in self._interrupts and not self._came.is_set():
+                continue  # that interrupt breaks its calls
             found = None
             # A torch with other records, or a group that just ends.
             with contextlib.suppress(Exception):
-                found = calls.waiting(self._absent, self._began_ns)
-            # A call of another thread, or one whose end nobody waits for yet, lets the cell go on.
+                found = calls.waiting(self._absent, self._since_ns)
+            # A call whose end nobody waits for yet lets the cell go on.
             look = found, _main_place()
             if found and look == before:
                 name, _, missing = found
@@ -217,7 +225,6 @@ class CellLoop:
                     "Let all ranks of the process group make this call."
                 )
                 self._take(InterruptCell(cell=cell, ranks=(), failed=self._rank))
-                return
             before = look
 
     # ---- the main thread
@@ -225,6 +232,7 @@ class CellLoop:
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt in a cell; do nothing between two cells."""
         if self._running and os.getpid() == self._pid:
+            self._since_ns = time.time_ns()
             self._came.set()
             found = self._interrupts.get(self._running)
             if found is not None and found.failed == self._rank:
@@ -239,10 +247,13 @@ class CellLoop:
         with self._lock:
             self._interrupts.pop(self._cell, None)
             self._cell = request.cell
+            self._alone = ""
+            self._absent = dict.fromkeys(self._all - {*request.ranks})
         text = request.text if self._rank == request.ranks[0] else ""
         self._send(
             CellBegan(
                 cell=request.cell, rank=self._rank, is_users=bool(request.text), text=text,
+                kernel=request.kernel,
             )
         )  # fmt: skip
         # Earlier cells may have set other handlers.
@@ -284,6 +295,7 @@ class CellLoop:
             with contextlib.suppress(KeyboardInterrupt), self._lock:
                 self._running = 0
                 self._came.set()
+                self._over.set()
 
     def _perform_watched(self, request: RunCell) -> Ended:
         try:
@@ -302,12 +314,12 @@ class CellLoop:
         try:
             groups.begin_cell(request.cell)
             steps.begin()
-            self._alone, self._absent = "", {}
-            self._began_ns = time.time_ns()
+            self._since_ns = time.time_ns()
             with self._lock:
                 self._came.clear()
+                self._over.clear()
                 self._running = request.cell
-            self._watch(request.cell, dict.fromkeys(self._all - {*request.ranks}))
+                self._watch()
             if request.cell in self._interrupts:  # before the cell started
                 signal.raise_signal(signal.SIGINT)
             if request.anew:

@@ -28,13 +28,15 @@ class RunCell(_ToRanks):
     """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
 
     `text` is what the user wrote, "" for an internal cell. With `anew` they first make their process group again. Cells
-    are numbered from 1. A rank never runs one twice, so the request may be repeated over a new connection.
+    are numbered from 1. A rank never runs one twice, so the request may be repeated over a new connection. `kernel` is a
+    random word: two kernels may give the same number to their cells.
     """
 
     data: str = field(default="", repr=False)
     blob: str = ""
     text: str = ""
     anew: bool = False
+    kernel: str = ""
 
 
 @request
@@ -75,13 +77,15 @@ class OthersEnded:
 class CellBegan:
     """A rank has started a cell, which is the user's or an internal one.
 
-    From one rank of each cell of the user, `text` is what the user wrote, for a notebook that attaches later.
+    From one rank of each cell of the user, `text` is what the user wrote, for a notebook that attaches later. `kernel` as
+    in `RunCell`.
     """
 
     cell: int
     rank: int
     is_users: bool = False
     text: Annotated[str, "lines", MOST_TEXT] = ""
+    kernel: Word = ""
 
 
 @message

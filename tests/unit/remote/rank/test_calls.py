@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -137,19 +138,36 @@ def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("world", "made", "waits_for"),
-    [(3, 4, [0]), (3, 5, None), (2, 4, None), (3, -1, None), (3, None, [0])],
+    ("world", "made", "thread", "waits_for"),
+    [
+        (3, 4, "main", [0]),
+        (3, 5, "main", None),
+        (2, 4, "main", None),
+        (3, -1, "main", None),
+        (3, None, "main", [0]),
+        (3, None, "saves", None),
+        (3, None, "of autograd", [0]),
+        (3, None, "unknown", [0]),
+    ],
     ids=[
         "a call less",
         "as many calls",
         "a world of two with its own numbers",
         "ended its group",
         "not in the cell",
+        "a thread that saves",
+        "a thread of autograd",
+        "a torch that records no thread",
     ],
 )
 def test_a_rank_waits_for_those_that_have_made_a_call_less(
-    world, made, waits_for, monkeypatch
+    world, made, thread, waits_for, monkeypatch
 ):
+    main = threading.main_thread()
+    ids = {"main": str(main.ident), "saves": "7", "of autograd": "8"}
+    saves = SimpleNamespace(ident=7, name="Thread-1")
+    of_autograd = SimpleNamespace(ident=8, name="Dummy-2")
+    monkeypatch.setattr(threading, "enumerate", lambda: [main, saves, of_autograd])
     group = object()
     c10d = SimpleNamespace(
         _world=SimpleNamespace(
@@ -160,6 +178,7 @@ def test_a_rank_waits_for_those_that_have_made_a_call_less(
     entry = {
         "time_created_ns": 7, "process_group": ("0", "default_pg"), "is_p2p": False, "retired": False,
         "state": "scheduled", "profiling_name": "gloo:all_reduce",
+        **({"thread_id": ids[thread]} if thread in ids else {}),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
     monkeypatch.setattr(calls, "recorded", lambda: [entry])

@@ -458,15 +458,15 @@ def test_a_cell_that_waits_for_ranks_which_do_not_run_it_fails_and_names_the_cal
 SOME_END = """
 from distmagic.remote.rank import calls
 stay._BREAK_S = stay._ALONE_S = 0.2
-plain, looks = calls.waiting, 0
+plain, looks = calls.waiting, []
 def counted(*arguments):
-    global looks
-    looks += 1
-    if looks == 3:
-        Words().say(f"three looks/{rank}")
+    looks.append(groups._notes.cell)
+    if looks.count(looks[-1]) == 3:
+        Words().say(f"three looks {looks[-1]}/{rank}")
     return plain(*arguments)
 calls.waiting = counted
-main.hear = lambda key: words.hear(key)
+main.hear_looks = lambda of: Words().hear(f"three looks {groups._notes.cell}/{of}")
+main.say_works = lambda: Words().say(f"waits {groups._notes.cell}/{rank}")
 BEGIN = '''
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -475,19 +475,59 @@ total = torch.ones(1)
 '''
 MADE = '''
 if rank == 2:
-    hear("three looks/1")
+    hear_looks(1)
 left = dist.all_reduce(total, async_op=True)
 if rank > 0:
     left.wait()
 '''
+# Rank 1 loads the values of a cell for so long that others have ended the cell before it begins there.
+take = stay.CellLoop._take
+def taken(self, message):
+    take(self, message)
+    if isinstance(message, p.OthersEnded):
+        Words().say(f"told {message.cell}/{rank}")
+stay.CellLoop._take = taken
+main.load = lambda: rank == 1 and Words().hear(f"told {groups._notes.cell + 1}/{rank}")
+class Slow:
+    def __reduce__(self):
+        return eval, ("__import__('sys').modules['__main__'].load()",)
+# A thread of each rank saves, also of one that has ended the cell. Meanwhile the others wait for something else.
+SAVES = '''
+import threading
+def save():
+    if rank == 0:
+        hear_looks(1)
+        hear_looks(2)
+    dist.all_reduce(torch.ones(1))
+saving = threading.Thread(target=save)
+saving.start()
+if rank > 0:
+    hear_looks(rank)
+    saving.join()
+'''
+CATCHES = '''
+import time
+if rank > 0:
+    try:
+        say_works()
+        time.sleep(3600)
+    except BaseException:
+        dist.all_reduce(total)
+'''
 def drive(book):
     book.begin(BEGIN)
     book.next(p.CellEnded)
-    for source, ended in ((MADE, (0,)), ("if rank == 1: dist.barrier()", (0, 2))):
-        book.begin(source)
+    for source, ended in (
+        (MADE, (0,)), (SAVES, (0,)), ("if rank == 1: dist.barrier()", (0, 2)), (CATCHES, (0,)),
+    ):
+        slow = {"slow": Slow()} if "barrier" in source else {}
+        book.begin(source, anew=source == CATCHES, names=slow)
         ends = book.next(p.CellEnded, ended)
         others = tuple(one for one in ALL if one not in ended)
         book.ask(p.OthersEnded(cell=book.cell, ranks=others, ended=ended, groups=ends[0].groups), others)
+        if source == CATCHES:
+            book.until_they_wait(others)
+            book.ask(p.InterruptCell(cell=book.cell, ranks=others, failed=0), others)
         for end in book.next(p.CellEnded, others).values():
             print(end.ended.failure.message if end.ended.failure else end.ended.outcome)
     book.ask("end")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from distmagic.diagnosis.finding import (
     Finding,
@@ -23,13 +25,14 @@ from distmagic.remote.frozen import frozen
 class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
-    `words` are the sentence about a host's value. `cure` is the advice for a value that differs from most hosts';
+    `rank` tells the usual value: see `odd_ones`. `words` are the sentence about a host's value. `cure` is the advice for a value that differs from most hosts';
     without a cure a difference is acceptable. `removal` is the advice for a value that most hosts lack, "" if it is
     acceptable. All have names in braces.
     """
 
     title: str
     value: Callable[[Subject], str | None]
+    rank: Callable[[str, int], Any] = lambda value, count: (bool(value), count)
     words: str = ""
     cure: str = ""
     removal: str = ""
@@ -69,8 +72,10 @@ _ROWS = (
     Trait(
         title="GPUs",
         value=lambda one: str(one.facts.gpus),
+        # Hosts lose GPUs, and gain none.
+        rank=lambda value, count: (value != "0", count, int(value)),
         words="the number of GPUs is {found}",
-        cure="See which one is gone: {by_hand} nvidia-smi -L",
+        cure="See which ones its driver finds: {by_hand} nvidia-smi -L",
     ),
     Trait(
         title="models",
@@ -91,6 +96,7 @@ _ROWS = (
     Trait(
         title="MTU",
         value=_mtu,
+        rank=lambda value, count: (count, -int(value)),  # any network takes the smaller
         words="the MTU of {card} is {found}",
         cure="{as_root} ip link set dev {card} mtu {usual}",
     ),
@@ -116,6 +122,7 @@ def rows(subjects: Sequence[Subject]) -> list[Trait]:
             Trait(
                 title=name,
                 value=partial(_variable, name),
+                rank=lambda value, count: (count, not value),
                 words="{title}={found}",
                 cure="" if name in _OF_A_HOST else "Give all ranks one value: --env {entry}    # or change it in the start-up files of {host}",
                 removal="Remove it from the start-up files of {host}, or give all ranks the right value: --env {title}=VALUE",
@@ -144,12 +151,21 @@ def _package(name: str, one: Subject) -> str | None:
     return one.examined.packages.get(name) or missing
 
 
-def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find differences among hosts that have answered; each finding is about the odd host, not the majority."""
+def findings(subjects: Sequence[Subject], local_torch: str | None) -> Iterator[Finding]:
+    """Find differences among hosts that have answered; each finding is about the odd host, not the majority.
+
+    In a tie the version of this machine's torch counts, which is `local_torch`, and then a build for GPUs.
+    """
+    own = _minor(local_torch or "")
+
+    def of_torch(value: str, count: int) -> tuple[int, bool, bool]:
+        return count, _minor(value) == own, not value.endswith("+cpu")
+
     if len(subjects) > 1:
         for row in rows(subjects):
             if row.cure:
-                yield from _of_row(row, subjects)
+                rank = of_torch if row.title == "torch" else row.rank
+                yield from _of_row(replace(row, rank=rank), subjects)
         yield from _of_names(subjects)
         yield from _of_clocks(subjects)
 
@@ -160,14 +176,11 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
         value = row.value(one)
         if value is not None:
             values[one.name] = value
-    usual, odd = odd_ones(values)
-    if not row.removal:
-        # A host without it is the odd one, also of two. If most are, they do without it.
-        usual, _ = odd_ones({host: one for host, one in values.items() if one})
-        has = [one for one in values.values() if one]
-        odd = {host: one for host, one in values.items() if one != usual}
-        if 2 * len(has) < len(values):
-            return
+    usual, odd = odd_ones(values, row.rank)
+    # A host without it is the odd one, also of two. If most are, they do without it.
+    has = [one for one in values.values() if one]
+    if not row.removal and 2 * len(has) < len(values):
+        return
     for one in subjects:
         if one.name in odd:
             found = odd[one.name]
@@ -179,23 +192,21 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
                 "host": one.name,
                 "by_hand": one.by_hand,
                 "as_root": one.as_root,
-                "python": _pasted(one.facts.executable),
-                "pinned": _pasted(f"{row.title}=={usual}"),
+                "python": one.pasted(one.facts.executable),
+                "pinned": one.pasted(f"{row.title}=={usual}"),
                 "card": one.card,
             }
             what = filled(row.words, names) if found else f"{row.title} is missing"
-            evidence = f"{what}, where {others_have(subjects, one)} {usual or 'none'}."
+            evidence = f"{what}, where {others_have(values, usual)} {usual or 'none'}."
             # Ranks with other minor versions of torch can't communicate.
-            differs = found.split(".")[:2] != usual.split(".")[:2]
+            differs = _minor(found) != _minor(usual)
             level: Level = "error" if row.title == "torch" and differs else "warning"
             cure = row.cure if usual else row.removal
             yield Finding(level, one.name, row.title, evidence, filled(cure, names))
 
 
-def _pasted(word: str) -> str:
-    """Return a word for a command of ssh: two shells read it."""
-    quoted = shlex.quote(word)
-    return quoted if quoted == word else shlex.quote(quoted)
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -211,12 +222,20 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
             machines.setdefault(one.facts.host_id, one)
     names: dict[str, str] = {}
     addresses: dict[str, str] = {}
-    for one in machines.values() if len(machines) > 1 else ():
+    # Of several hosts with one name, it belongs to the host that is reached by it.
+    own_first = sorted(
+        machines.values(),
+        key=lambda one: (
+            one.examined.hostname.partition(".")[0] != one.name.partition(".")[0]
+        ),
+    )
+    for one in own_first if len(machines) > 1 else ():
         host, hostname, route = one.name, one.examined.hostname, one.examined.route
         first = names.setdefault(hostname, host)
         if first != host:
             evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."
-            cure = f"{one.as_root} hostnamectl set-hostname {host}    # for a container: docker run --hostname {host}"
+            own = host if host[0].isalpha() else f"host-{host.replace('.', '-')}"
+            cure = f"{one.as_root} hostnamectl set-hostname {own}    # for a container: docker run --hostname {own}"
             yield Finding("warning", host, "host name", evidence, cure)
         first = addresses.setdefault(route.address, host)
         at = f"its address {route.address} on {route.interface} is"
@@ -234,9 +253,11 @@ def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
         spans = [one.clock_s for one in subjects]
         return sum(least <= ahead_s <= most for least, most in spans)
 
-    # The time of most clocks. Of two hosts the first one's: it is unknown which is right.
-    usual = max((one.clock_s[0] for one in subjects), key=allow)
-    others = "the others'" if len(subjects) > 2 else f"{subjects[0].name}'s"
+    # The time of most clocks. In a tie the first one's: it is unknown which is right.
+    first = max(subjects, key=lambda one: allow(one.clock_s[0]))
+    usual = first.clock_s[0]
+    have = allow(usual)
+    others = "the others'" if len(subjects) - 1 == have > 1 else f"{first.name}'s"
     for one in subjects:
         least, most = one.clock_s
         where = "ahead of" if least > usual else "behind"

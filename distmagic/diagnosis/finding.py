@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from distmagic.errors import DistmagicError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import Examined, Facts
+from distmagic.request.hosts import pasted
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its name, nothing is written there
 Level = Literal["error", "warning"]
@@ -70,10 +71,14 @@ class Subject:
         command = f"{program}{terminal} {way}".rstrip()
         return re.sub(r"(?<!\S)srun ", "srun --pty ", command, count=1) + " sudo"
 
+    def pasted(self, word: str) -> str:
+        """Return a word of a command that runs on it, with the quotes for all shells on the way."""
+        return pasted(self.by_hand, word)
+
     @property
     def card(self) -> str:
-        """The network interface that leads to other hosts."""
-        return self.examined.route.interface
+        """The network interface that leads to other hosts, as a word of a command."""
+        return self.pasted(self.examined.route.interface)
 
 
 @frozen
@@ -114,16 +119,27 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def odd_ones(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the value of most hosts, and those of the others, by host. In a tie, the first host's value counts."""
-    usual = Counter(values.values()).most_common(1)[0][0] if values else ""
+def odd_ones(
+    values: Mapping[str, str], rank: Callable[[str, int], Any]
+) -> tuple[str, dict[str, str]]:
+    """Return the usual value, and those of the other hosts, by host.
+
+    `rank` is called with a value and its number of hosts: the value with the highest rank is the usual one. In a tie it
+    is the first host's.
+    """
+    counts = Counter(values.values())
+    usual = max(counts, key=lambda one: rank(one, counts[one]), default="")
     return usual, {host: one for host, one in values.items() if one != usual}
 
 
-def others_have(subjects: Sequence[Subject], odd: Subject) -> str:
-    """Return the hosts with which the odd host is compared."""
-    others = [one.name for one in subjects if one is not odd]
-    return f"{others[0]} has" if len(others) == 1 else "the others have"
+def others_have(values: Mapping[str, str], usual: str) -> str:
+    """Return the hosts with the usual value, with which an odd one is compared."""
+    have = [host for host, value in values.items() if value == usual]
+    if len(have) == 1:
+        return f"{have[0]} has"
+    if len(have) == len(values) - 1:
+        return "the others have"
+    return f"{len(have)} hosts have"
 
 
 def filled(text: str, names: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
         yield from _of_device(subject, number)
     if examined.xid:
         evidence = f"the Linux kernel log has a GPU error: Xid {examined.xid}."
-        cure = f"{subject.as_root} dmesg -T | grep Xid    # then ask the host's owner to reset the GPU"
+        cure = f"{subject.as_root} dmesg -T    # look for Xid, then ask the host's owner to reset the GPU"
         yield Finding("warning", name, "Xid", evidence, cure)
 
 

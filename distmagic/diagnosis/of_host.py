@@ -59,7 +59,7 @@ def _of_facts(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
     else:
         if facts.free_bytes < _SMALL_DISK_BYTES:
             evidence = f"{facts.free_bytes >> 20} MiB are free under {facts.state_dir}."
-            cure = f"{subject.by_hand} df -h {facts.state_dir}"
+            cure = f"{subject.by_hand} df -h {subject.pasted(facts.state_dir)}"
             yield Finding("warning", name, "disk", evidence, cure)
 
 

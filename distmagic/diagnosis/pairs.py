@@ -74,7 +74,7 @@ def _of(
         if pair.hosts in bad - explained:
             one, other = pair.hosts
             evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
-            address = subjects[one].examined.route.address
+            address = subjects[other].pasted(subjects[one].examined.route.address)
             cure = (
                 f"Look at the way between them: {subjects[other].by_hand} mtr -rn {address}\n"
                 f"By hand: {subjects[one].by_hand} iperf3 -s -1\nand meanwhile: {subjects[other].by_hand} iperf3 -c {address}"

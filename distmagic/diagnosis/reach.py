@@ -67,8 +67,8 @@ class _Door:
         host = self.dialler if of_dialler else self.dialled
         address = self.dialled.examined.route.address
         is_v6 = ":" in address
-        others = ",".join(one.examined.route.address for one in peers)
-        rule = f"OUTPUT -d {others}" if of_dialler else f"INPUT -s {others}"
+        others = ",".join(dict.fromkeys(one.examined.route.address for one in peers))
+        rule = "OUTPUT -d" if of_dialler else "INPUT -s"
         pair = (self.dialler, self.dialled)
         small, large = sorted(pair[::-1] if of_dialler else pair, key=_mtu)
         less = _mtu(small)
@@ -77,8 +77,8 @@ class _Door:
         words = {
             "host": host.name,
             "root": host.as_root,
-            "rule": f"{'ip6tables' if is_v6 else 'iptables'} -I {rule}",
-            "address": address,
+            "rule": f"{'ip6tables' if is_v6 else 'iptables'} -I {rule} {host.pasted(others)}",
+            "address": self.dialler.pasted(address),
             "larger": large.as_root,
             "card": large.card,
             "less": str(less),
@@ -102,7 +102,7 @@ class _Door:
 
 
 def _mtu(host: Subject) -> int:
-    return host.examined.mtus.get(host.card, _USUAL_MTU)
+    return host.examined.mtus.get(host.examined.route.interface, _USUAL_MTU)
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:

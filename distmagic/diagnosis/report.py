@@ -102,7 +102,7 @@ def _findings(
     found = list(reach.findings(there))
     for one in there:
         found += gpus.findings(one)
-    found += among.findings(there)
+    found += among.findings(there, local_torch)
     found += nccl.findings(there)
     for host in every:
         if isinstance(host, Unreached):

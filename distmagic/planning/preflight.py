@@ -6,6 +6,7 @@ Each check raises `PreflightError`, which names the host and the cure. `check` a
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from distmagic.errors import ConnectionLost, PreflightError
@@ -16,6 +17,7 @@ from distmagic.request.command_prefix import (
     NO_ENVIRONMENT,
     SETUP_FAILED,
 )
+from distmagic.request.hosts import pasted
 
 _START_UP_FILES = (
     "Move exec, exit and commands that read input below this test for a terminal:\n"
@@ -64,10 +66,12 @@ def no_python(
         return ConnectionLost(
             f"{host}: the connection ended before {started} had printed anything{words}."
         )
+    argv = (*shlex.split(exec_prefix), python, "-m", "site")
+    command = " ".join(pasted(by_hand, word) for word in argv)
     return PreflightError(
         host,
         f"{started} ended before it printed anything (exit code {code}{words}).",
-        f"Try by hand: {by_hand} {started} -c 'import sys'",
+        f"Try by hand: {by_hand} {command}",
     )
 
 

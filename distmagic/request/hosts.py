@@ -20,6 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")
 _SHELL = r"'`\"$;&<>|(){}"
 _USER = re.compile(rf"[^\s@:/{_SHELL}-][^\s@:/{_SHELL}]*(?<!\\)\Z")
 _ZONE = re.compile(r"[A-Za-z0-9._-]+\Z")
+_SSH = re.compile(r"(?:^|[\s/])ssh(?=\s)")
 _NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port:ranks, separated by commas."
 
@@ -92,6 +93,18 @@ class Host:
 
 
 Hosts = tuple[Host, ...]
+
+
+def pasted(by_hand: str, word: str) -> str:
+    """Return a word of a command that starts with `by_hand`, with quotes for each shell that reads it.
+
+    The user's shell is one of them, and each ssh has another one on its host.
+    """
+    for _ in range(1 + len(_SSH.findall(by_hand))):
+        word = shlex.quote(word)
+    return word
+
+
 LOCALHOST = Host(name="localhost")
 
 

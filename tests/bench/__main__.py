@@ -27,6 +27,7 @@ SECTIONS = (
     "start",
     "anatomy",
     "stay",
+    "doctor",
     "slurm",
     "deliver",
     "result",

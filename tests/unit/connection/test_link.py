@@ -146,7 +146,7 @@ def test_a_command_to_try_has_all_that_was_typed(bundle):
     with pytest.raises(PreflightError) as caught:
         open_link(host, FakeTransport(process), "python3", bundle, way)
     assert caught.value.hint == (
-        "Try by hand: ssh -o ProxyJump=ops@bastion -F '/home/my files/ssh' -p 2222 me@gpu-a python3 -c 'import sys'"
+        "Try by hand: ssh -o ProxyJump=ops@bastion -F '/home/my files/ssh' -p 2222 me@gpu-a python3 -m site"
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from distmagic.diagnosis.finding import Finding, Subject, Unreached
+from distmagic.diagnosis.pairs import Pair, findings
 from distmagic.diagnosis.report import Report, report
+from distmagic.errors import PreflightError
+from distmagic.planning.preflight import no_python
 from distmagic.remote.wire.protocol import Examined, Facts, GpuHealth, Route
 from distmagic.transports import troubles
 from tests.builders.plans import FACTS
@@ -192,6 +196,148 @@ def test_sudo_has_a_terminal_for_its_password_and_root_needs_no_sudo(
     odd = host(3, {"shm_bytes": 0, "is_root": is_root}, by_hand=by_hand)
     (finding,) = found(odd).findings
     assert finding.cure.startswith(f"{command} -o remount")
+
+
+def with_gpus(number: int, count: int) -> Subject:
+    return host(number, {"gpus": (GPU,) * count}, {"gpus": count})
+
+
+def with_mtu(number: int, mtu: int) -> Subject:
+    return host(number, {"mtus": {"eth0": mtu}})
+
+
+def with_variable(number: int, value: str) -> Subject:
+    return host(number, {"variables": {"OMP_NUM_THREADS": value} if value else {}})
+
+
+def with_torch(number: int, version: str) -> Subject:
+    return host(number, facts={"torch": version})
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "odd"),
+    [
+        (with_gpus, (0, 8), {1}),
+        (with_gpus, (8, 0), {2}),
+        (with_gpus, (7, 8), {1}),
+        (with_gpus, (0, 0, 8), {1, 2}),
+        (with_gpus, (7, 7, 8, 8), {1, 2}),
+        (with_mtu, (9000, 1500), {1}),
+        (with_mtu, (1500, 9000), {2}),
+        (with_variable, ("4", ""), {1}),
+        (with_variable, ("", "4"), {2}),
+        (with_torch, ("2.12.1+cu128", TORCH), {1}),
+        (with_torch, (TORCH, "2.12.1+cu128"), {2}),
+        (with_torch, ("2.13.0+cpu", TORCH), {1}),
+        (with_torch, ("2.12.1+cu128", "2.12.1+cu128", TORCH), {3}),
+    ],
+)
+def test_the_odd_one_is_not_just_the_second_where_hosts_are_split(make, values, odd):
+    """A GPU is lost and never gained, the smaller MTU is safe, and this machine's torch is the right one."""
+    hosts = [make(number, value) for number, value in enumerate(values, 1)]
+    errors_or_odd = [one for one in report(hosts, TORCH).findings if "where" in one.evidence]  # fmt: skip
+    assert {one.host for one in errors_or_odd} == {f"gpu-{number}" for number in odd}
+
+
+def test_a_host_without_gpus_is_odd_beside_one_that_has_some(golden):
+    golden(report([with_gpus(1, 0), with_gpus(2, 8)], TORCH))
+
+
+def test_where_three_hosts_differ_the_one_is_named_with_which_they_are_compared():
+    hosts = [
+        host(1, python=(3, 11, 2)),
+        host(2, python=(3, 12, 1), clock_s=(9.0, 9.1)),
+        host(3, python=(3, 10, 4), clock_s=(300.0, 300.1)),
+    ]
+    said = {(one.host, one.check): one.evidence for one in report(hosts, TORCH).findings}  # fmt: skip
+    assert said == {
+        ("gpu-2", "python"): "Python 3.12, where gpu-1 has 3.11.",
+        ("gpu-3", "python"): "Python 3.10, where gpu-1 has 3.11.",
+        ("gpu-2", "clock"): "its clock is 9 s ahead of gpu-1's.",
+        ("gpu-3", "clock"): "its clock is 300 s ahead of gpu-1's.",
+    }
+
+
+def test_where_some_differ_the_others_are_counted():
+    hosts = [host(1), host(2), with_mtu(3, 9000), with_mtu(4, 9000), host(5)]
+    for one in report(hosts, TORCH).findings:
+        assert one.evidence == "the MTU of eth0 is 9000, where 3 hosts have 1500."
+
+
+def test_a_name_of_several_hosts_belongs_to_the_one_that_is_reached_by_it():
+    copy = host(1, {"hostname": "gpu-2"})
+    (finding,) = report([copy, host(2)], TORCH).findings
+    assert finding.host == "gpu-1"
+    assert "hostnamectl set-hostname gpu-1 " in finding.cure
+
+
+def test_a_host_that_is_named_by_an_address_gets_a_name_that_is_none():
+    one, other = (host(number, {"hostname": "node"}, name=f"10.0.0.{number}") for number in (1, 2))  # fmt: skip
+    (finding,) = report([one, other], TORCH).findings
+    assert "hostnamectl set-hostname host-10-0-0-2 " in finding.cure
+
+
+FOLDER = "/my images/a.sif"
+ODD_WORD = 'it\'s $HOME; a "b"'
+WAYS = (
+    "ssh gpu-3",
+    "ssh -o ProxyJump=me@bastion -F '/a b/config' -p 2222 me@gpu-3",
+    "/usr/bin/ssh gpu-3",
+    "ssh me@login1 srun --jobid=7 --overlap -N1 -n1 -w gpu-3",
+    "ssh me@login1 ssh gpu-3",
+    "srun --jobid=7 --overlap -N1 -n1 -w gpu-3",
+    "env",
+)
+
+
+def run_by_hand(line: str) -> list[str]:
+    """Return the words that arrive at the end of a command line: each ssh has a shell that splits them again."""
+    words = shlex.split(line, comments=True)
+    while words[0].rpartition("/")[2] == "ssh":
+        while words[1].startswith("-"):
+            del words[1 : 2 if words[1] == "-t" else 3]
+        words = shlex.split(" ".join(words[2:]), comments=True)
+    return words
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_words_of_cures_arrive_whole_through_all_shells(way):
+    """Some stand in for names that a host has given: a folder, a card, an address."""
+    odd = host(
+        3,
+        {
+            "route": Route(address=f"{ODD_WORD} 1", interface=f"{ODD_WORD} 2"),
+            "mtus": {f"{ODD_WORD} 2": 9000},
+            "packages": {"torch": TORCH, "numpy": "1.26.4"},
+            "xid": "79",
+            "shm_bytes": 0,
+        },
+        {"state_dir": f"{ODD_WORD} 3", "executable": f"{ODD_WORD} 4", "free_bytes": 700 << 20},
+        by_hand=way,
+        dials={("gpu-1", 0): "silent", ("gpu-2", 0): "half"},
+    )  # fmt: skip
+    plain = {"packages": {"torch": TORCH, "numpy": f"{ODD_WORD} 5"}}
+    others = [
+        host(number, plain, by_hand=way, dials={("gpu-3", 0): "refused"})
+        for number in (1, 2)
+    ]
+    cures = [one.cure for one in report([*others, odd], TORCH).findings]
+    pair = Pair(hosts=("gpu-1", "gpu-3"), latency_s=1.0, bytes_per_s=1e6)
+    fast = Pair(hosts=("gpu-1", "gpu-2"), latency_s=1e-6, bytes_per_s=1e9)
+    subjects = {one.name: one for one in (*others, odd)}
+    cures += [one.cure for one in findings([pair, fast], subjects)]
+    with pytest.raises(PreflightError) as caught:
+        raise no_python("gpu-3", f"{ODD_WORD} 6", 1, "", way, f"nice '{FOLDER}'")
+    cures.append(caught.value.hint)
+    words: set[str] = set()
+    starts = {way, odd.as_root}
+    for line in "\n".join(cures).splitlines():
+        at = [line.index(f"{start} ") for start in starts if f"{start} " in line]
+        if at:
+            words.update(run_by_hand(line[min(at) :]))
+    assert {f"{ODD_WORD} {number}" for number in (1, 2, 3, 4, 6)} <= words
+    assert {f"numpy=={ODD_WORD} 5", FOLDER} <= words
+    assert not [one for one in words if one.startswith("'") or one == "b"]
 
 
 def test_of_two_hosts_the_second_differs_from_the_first():

@@ -6,14 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from distmagic.remote.checkup import nccl_ras
 
-HEAD = b"""OK
-NCCL version 2.27.3 compiled with CUDA 12.9
+HEAD = b"""NCCL version 2.27.3 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12090
 
 Job summary
@@ -75,7 +75,39 @@ def test_a_process_that_is_dead(monkeypatch):
     with played(monkeypatch, HEAD, DEAD, MISMATCH) as asked:
         found = nccl_ras.errors()
     assert found == DEAD.decode().strip()
-    assert b"".join(asked) == b"timeout 1\nverbose status\n"
+    assert b"".join(asked) == b"verbose status\n", (
+        "it waits as long as NCCL thinks right"
+    )
+
+
+class Slow:
+    """A connection to a service that answers in two pieces. It notes how long each of them is waited for."""
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+        self._pieces = [HEAD, DEAD, b""]
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def settimeout(self, seconds: float) -> None:
+        self.limits.append(seconds)
+
+    def recv(self, _: int) -> bytes:
+        return self._pieces.pop(0)
+
+
+def test_a_service_that_answers_is_given_the_time_that_nccl_takes_for_late_processes(
+    monkeypatch,
+):
+    slow = Slow()
+    monkeypatch.setattr(nccl_ras, "_is_ours", lambda: True)
+    monkeypatch.setattr(nccl_ras, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    monkeypatch.setattr(socket, "create_connection", lambda *_: nullcontext(slow))
+    assert nccl_ras.errors() == DEAD.decode().strip()
+    first_s, later_s, _ = slow.limits
+    assert first_s <= 3, "another program may listen, and never answer"
+    assert later_s > 10, "NCCL itself gives up after 10 s"
 
 
 def test_ranks_at_different_calls_are_no_error_of_a_healthy_job(monkeypatch):

@@ -18,7 +18,7 @@ _WORDS = {
 _CURES = {
     "refused": "A firewall on {host} rejects it. Let the hosts through: {root} {rule} -j ACCEPT",
     "silent": "A firewall or security group drops it. Let all TCP through between the hosts: {root} {rule} -j ACCEPT",
-    "half": "The MTU of the network is smaller than that of the cards. Make it smaller: {larger} ip link set dev {card} mtu {less}",
+    "half": "The MTU of the network is smaller than that of the cards. Lower that of the card: {larger} ip link set dev {card} mtu {less}",
     "no route": "Name hosts by addresses of one network, or add the route: {dialler} ip route get {address}",
     "no name": "In /etc/hosts of all hosts: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",

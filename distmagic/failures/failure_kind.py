@@ -130,7 +130,7 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
         return ""
     usual = "The usual cause is a missing import, or a misspelled name."
     if stays:
-        return f"{usual} No earlier cell has made {found['name']} on this rank."
+        return f"{usual} No earlier cell has defined {found['name']} on this rank."
     return (
         f"{usual} If an earlier run has made {found['name']}: ranks are "
         "new processes in each cell, so return it from that run and pass it on."

@@ -41,7 +41,7 @@ def _of_ranks(found: Variables) -> JobNode:
         local_world_size = found.number("LOCAL_WORLD_SIZE")
     if world_size % local_world_size or rank % local_world_size != local_rank:
         raise found.error(
-            f"RANK is {rank} of WORLD_SIZE {world_size}, "
+            f"these numbers contradict each other: RANK is {rank} of WORLD_SIZE {world_size}, "
             f"and LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE {local_world_size}."
         )
     task = RankTask(

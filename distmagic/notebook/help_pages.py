@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
-_HEADING = re.compile(r"^##? (.*)\n", re.MULTILINE)
+_HEADING = re.compile(
+    r"^##? (.*)\n(?=\n)", re.MULTILINE
+)  # a comment in code has code below it
 _TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
 _PIECE = re.compile(r".+\n(?:(?!- ).+\n)*(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
 _WORD = re.compile(r"[^\W_]+")
-_SHORT_SECTION = 1_200  # characters of a section that is shown as a whole
+_SHORT_SECTION = 1_400  # characters of a section that is shown as a whole
 _DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
 _COMMON = re.compile(
-    "an?|all|and|are|at|back|be|between|by|can|difference|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
+    "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
     "on|one|or|same|see|shows?|than|the|this|to|up|use|what|when|where|which|who|why|with|you|your"
 )
 

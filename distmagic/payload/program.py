@@ -145,7 +145,7 @@ def _file_of(target: str, current: Path) -> Path:
         module = re.search(rb"^from ([\w.]+) import", path.read_bytes(), re.MULTILINE)
         name = module[1].decode() if module else "MODULE"
         raise UsageError(
-            f"{target} is a command of an environment, and hosts have their own.",
+            f"{target} is a command of an environment on this machine, and hosts have environments of their own.",
             f"Name the module that it starts: -m {name}",
         )
     return path.parent.resolve() / path.name

@@ -47,7 +47,7 @@ class System:
     takes_down: str = ""
 
     def part(self, name: str) -> Any:
-        """Return the module of one of its capabilities."""
+        """Return a module of this system's folder: `hosts`, `run`, `export` or `inside`."""
         return importlib.import_module(f"{self.folder}.{name}")
 
 

@@ -106,7 +106,7 @@ TOO_MANY_FILES = TroubleCause(
 NO_ROUTE = TroubleCause(
     Unreachable,
     "the network does not lead to {where} ({why}).",
-    "Check that you are in the right network or VPN, or set a ProxyJump for it in your ssh config.",
+    "Check that you are on the right network or VPN, or set a ProxyJump for it in your ssh config.",
     "TCP",
 )
 # The answer is not SSH, or the connection closed before it.
@@ -172,7 +172,7 @@ CERTIFIED_HOST_KEY = TroubleCause(
 
 # What to do if no answer comes, by the step of the connection.
 _NO_ANSWER = {
-    "TCP": "Check that the machine is up, that you are in the right network or VPN, and its firewall.",
+    "TCP": "Check that the machine is up, that you are on the right network or VPN, and its firewall.",
     "banner": "The port accepts connections, but no SSH server answers. On that machine: systemctl status sshd",
     "key": "The SSH server answers, but slowly: look at the load of that machine, or allow more: --connect-timeout 60",
 }

@@ -39,10 +39,10 @@ OF_COMMANDS = {
     "--all",
     "--steps",
 }
-# Of programs that the manual starts: accelerate, bash, containers, training scripts.
+# Of programs that the manual starts: accelerate, bash, containers, training scripts, wsl.
 OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",
              "--cpus", "--gres", "--me", "--ntasks-per-node", "--num-nodes", "--offset", "--output", "--payload", "--size", "--type",
-             "--local", "--master-addr", "--node-rank", "--nproc", "--rdzv", "--world"}  # fmt: skip
+             "--gpus", "--install", "--local", "--master-addr", "--node-rank", "--nproc", "--rdzv", "--user", "--world"}  # fmt: skip
 PICTURE_BYTES = 150_000
 
 

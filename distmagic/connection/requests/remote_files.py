@@ -139,7 +139,7 @@ class RemoteFolder:
         if not seen_files.is_edited(target, self.began_up_s):
             return target
         beside = target.with_name(_beside(target.name))
-        text = f"{target} was edited on this machine, and stays; the host's is {beside.name}"
+        text = f"{target} was edited on this machine, and is kept; the host's version is {beside.name}"
         print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
         return beside
 

@@ -254,7 +254,7 @@ def command(role: str) -> tuple[str, str, str, str]:
 
 
 def is_agent(process: ProcessInfo) -> bool:
-    """Whether a process was started in the role of an agent of a bundle, or shows it (see process_title.py)."""
+    """Whether a process is an agent, by its command line: as it was started, or as process_title.py rewrote it."""
     try:
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

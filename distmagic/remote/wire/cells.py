@@ -77,8 +77,8 @@ class OthersEnded:
 class CellBegan:
     """A rank has started a cell, which is the user's or an internal one.
 
-    From one rank of each cell of the user, `text` is what the user wrote, for a notebook that attaches later. `kernel` as
-    in `RunCell`.
+    `text` is the source of the user's cell, for a notebook that attaches later. One rank sends it; that of the others
+    is empty. `kernel` is as in `RunCell`.
     """
 
     cell: int

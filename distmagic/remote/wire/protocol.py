@@ -30,6 +30,6 @@ PROTOCOL = 3
 def another_version(job: str, number: int) -> str:
     """Return why a job can't be followed or ended, and what to do: its agent uses another protocol, `number`."""
     return (
-        f"job {job} was started by another version of distmagic, which uses protocol {number} where this one uses "
+        f"job {job} was started by another version of distmagic, which uses protocol {number}; this one uses "
         f"protocol {PROTOCOL}. Follow it, or stop it, with the version that started it"
     )

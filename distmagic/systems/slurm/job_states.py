@@ -135,7 +135,7 @@ _NEVER = (
     "Job's QOS",
 )
 ASK_OTHERWISE = (
-    "Correct what it names: ask for less, or name another --partition, --account or --qos. "
+    "Slurm's reason names what to correct. Ask for less, or name another --partition, --account or --qos. "
     "sinfo -o '%P %D %c %m %l %G' shows what each partition has."
 )
 

@@ -32,7 +32,7 @@ def findings(text: str, nodes: Sequence[str], ask: str) -> tuple[Finding, ...]:
         if node.strip() not in nodes or not state.upper().startswith(_SICK):
             continue
         word = state.rstrip("*~#!%$@^-+").lower()
-        evidence = f"Slurm has this node as {word}"
+        evidence = f"Slurm lists this node as {word}"
         if is_silent:
             evidence += ", and its controller gets no answer from it"
         if reason.strip().lower() not in _NO_REASON:

@@ -25,7 +25,7 @@ USER_TIMEOUT_MS = 6000
 
 
 class Closable(Protocol):
-    """A part of a connection."""
+    """What a connection holds, and must close at its end: a socket, a stream, or a client."""
 
     def close(self) -> None:
         """Close it; a blocked call of another thread returns."""

@@ -25,6 +25,11 @@ def test_a_short_section_is_one_passage_with_its_code():
     assert text == "Write ProxyJump:\n\n```\nHost a\n\n    ProxyJump b\n```"
 
 
+def test_a_comment_in_code_is_no_heading():
+    page = "# Page\n\nText.\n\n## Load\n\n```\n# The newest one.\nload()\n```\n"
+    assert [one.heading for one in passages("page", page)] == ["Page", "Load"]
+
+
 def test_a_row_of_a_long_section_comes_with_its_tables_head():
     assert best("some gpu") == (
         "flags",

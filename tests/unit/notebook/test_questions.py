@@ -14,9 +14,9 @@ QUESTIONS = (
         "bastion",
         "A jump host (bastion, ProxyJump) with another or different key (identity file)",
     ),
-    ("module load", "Environment modules (module load)"),
-    ("environment modules", "Environment modules (module load)"),
-    ("conda and modules", "Environment modules (module load)"),
+    ("module load", "Environment modules (module load, Lmod)"),
+    ("environment modules", "Environment modules (module load, Lmod)"),
+    ("conda and modules", "Environment modules (module load, Lmod)"),
     (
         "two users",
         "Two users or notebooks on the same host: people who share machines",
@@ -46,7 +46,7 @@ QUESTIONS = (
     ("debug a rank", "Debug a rank: where does training hang?"),
     (
         "profile a running job",
-        "Profile a training loop (torch.profiler): where does the time go?",
+        "Profile a training loop (torch.profiler): why is it slow?",
     ),
     (
         "huggingface trainer",
@@ -54,7 +54,10 @@ QUESTIONS = (
     ),
     ("kubernetes", "Nodes of a scheduler"),
     ("conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
-    ("only some GPUs", "Use only some GPUs (restrict a run to GPUs 2 and 3)"),
+    (
+        "only some GPUs",
+        "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+    ),
     (
         "logs after the kernel died",
         "Logs and output of a finished run, or after the kernel died",
@@ -89,7 +92,7 @@ QUESTIONS = (
     ("wandb", "TensorBoard, Weights & Biases (wandb), MLflow"),
     (
         "torch.profiler",
-        "Profile a training loop (torch.profiler): where does the time go?",
+        "Profile a training loop (torch.profiler): why is it slow?",
     ),
     (
         "mixed CPU and GPU hosts",
@@ -118,8 +121,10 @@ QUESTIONS = (
     ("which node is slow", "How fast hosts are together: which node or link is slow?"),
     ("install pytorch on all nodes", "Install the same packages on every host"),
     ("same random seed on all ranks", "The notebook is not a rank"),
-    ("windows", "Windows"),
-    ("mac", "A Mac (macOS, MacBook)"),
+    ("windows", "A Windows PC or laptop (WSL)"),
+    ("windows laptop", "A Windows PC or laptop (WSL)"),
+    ("WSL", "A Windows PC or laptop (WSL)"),
+    ("mac", "A Mac laptop (macOS, MacBook, Apple silicon)"),
     (
         "two users share a host",
         "Two users or notebooks on the same host: people who share machines",
@@ -127,7 +132,10 @@ QUESTIONS = (
     ("jupyterhub", "JupyterHub"),
     ("docker without sudo", "Docker or Podman containers, without sudo"),
     ("ipv6", "IPv6 addresses"),
-    ("firewall port range", "Firewall: limit gloo and NCCL to a range of ports"),
+    (
+        "firewall port range",
+        "Firewall: which ports must be open between the hosts, and a range of ports",
+    ),
     ("ssh certificates", "SSH certificates (signed keys)"),
     ("NCCL_DEBUG", "Verbose logs of NCCL and torch (NCCL_DEBUG)"),
     ("infiniband", "Wrong network interface (NCCL_SOCKET_IFNAME), InfiniBand"),
@@ -136,7 +144,10 @@ QUESTIONS = (
         "Passwords and two-factor authentication (one-time codes)",
     ),
     ("password login", "Passwords and two-factor authentication (one-time codes)"),
-    ("security group", "Firewall: which ports must be open between the hosts"),
+    (
+        "security group",
+        "Machines of a cloud (AWS EC2) with a key file (.pem)",
+    ),
     (
         "offline cluster without internet",
         "Hosts without internet (offline): a proxy or a private index",
@@ -175,7 +186,7 @@ QUESTIONS = (
         "more than one notebook on the same hosts",
         "Two users or notebooks on the same host: people who share machines",
     ),
-    ("compare two runs", "Compare runs side by side"),
+    ("compare two runs", "Compare two or more runs side by side"),
     ("api reference", "From a Python program: distmagic.run (API reference)"),
     ("limit the run time", "How long a run may take: time limits"),
     (
@@ -188,10 +199,10 @@ QUESTIONS = (
     ),
     ("debugger", "A debugger in one rank (pdb, breakpoint)"),
     ("elastic training", "Elastic jobs: hosts that come and go"),
-    ("what is a rank", "Words: what is a rank, a host, a node, a job, a run?"),
+    ("what is a rank", "Words: rank, host, node, job, run: what is the difference?"),
     (
         "difference between node and host",
-        "Words: what is a rank, a host, a node, a job, a run?",
+        "Words: rank, host, node, job, run: what is the difference?",
     ),
     (
         "set up a cluster on AWS",
@@ -296,7 +307,7 @@ QUESTIONS = (
     ("change learning rate while training", "Change the learning rate while training"),
     (
         "profile my training loop",
-        "Profile a training loop (torch.profiler): where does the time go?",
+        "Profile a training loop (torch.profiler): why is it slow?",
     ),
     (
         "spot instance preempted continue",
@@ -310,9 +321,66 @@ QUESTIONS = (
         "what does it store or leave on the server",
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
+    ("mac laptop", "A Mac laptop (macOS, MacBook, Apple silicon)"),
+    ("apple silicon", "A Mac laptop (macOS, MacBook, Apple silicon)"),
+    (
+        "compared with accelerate launch",
+        "Accelerate compared with distmagic: what is the difference? (vs)",
+    ),
+    (
+        "difference to accelerate launch",
+        "Accelerate compared with distmagic: what is the difference? (vs)",
+    ),
+    (
+        "distmagic vs accelerate",
+        "Accelerate compared with distmagic: what is the difference? (vs)",
+    ),
+    (
+        "compared with ray",
+        "Compared with other tools: what is the difference? (alternatives, vs)",
+    ),
+    (
+        "difference to submitit",
+        "Compared with other tools: what is the difference? (alternatives, vs)",
+    ),
+    ("lmod", "Environment modules (module load, Lmod)"),
+    (
+        "CUDA_VISIBLE_DEVICES",
+        "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+    ),
+    ("choose GPUs", "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)"),
+    (
+        "which ports must be open",
+        "Firewall: which ports must be open between the hosts, and a range of ports",
+    ),
+    (
+        "why is my training slow",
+        "Profile a training loop (torch.profiler): why is it slow?",
+    ),
 )
 
 
 @pytest.mark.parametrize(("question", "heading"), QUESTIONS)
 def test_the_first_answer_is_the_right_one(question, heading):
     assert help_pages.search(question.split(), PAGES)[0].heading == heading
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (
+            "does my company's security allow it",
+            ["Telemetry", "What listens on hosts?"],
+        ),
+        (
+            "port range allowed by the firewall",
+            ["32768 to 60999", "ip_local_port_range"],
+        ),
+        ("patched transformers", ["pip install git+https", "%distributed env sync"]),
+        ("resume after preemption", ["model.load_state_dict", "checkpoint.save"]),
+    ],
+)
+def test_the_first_answer_is_whole(question, words):
+    """No row of a table alone, nor half a recipe."""
+    text = help_pages.search(question.split(), PAGES)[0].text
+    assert [word for word in words if word not in text] == []

@@ -197,7 +197,7 @@ def test_what_was_edited_here_since_the_run_began_stays_and_the_hosts_is_beside_
     assert (to / "log.txt").read_text() == "edited"
     assert beside.read_text() == (to / "old.txt").read_text() == "as ranks left it"
     lines = capsys.readouterr().err.splitlines()
-    golden(*[line for line in lines if "stays" in line])
+    golden(*[line for line in lines if "was edited" in line])
     # What a fetch has written is replaced by the next one.
     for name in ("log.txt", "old.txt"):
         (there.folder / name).write_text("later")

@@ -236,6 +236,10 @@ def test_mnist_from_one_process_to_many(tmp_path):
     first, second = re.findall(r"epoch 0, rank \d: \[(.*)\]", shares)
     assert sorted(f"{first}, {second}".split(", ")) == list("0123456789")
 
+    drawn = cell_with(cells, "distmagic.show(figure)")
+    pages = [output.get("data", {}).get("text/html", "") for output in drawn.outputs]
+    assert "".join(pages).count('alt="picture of rank ') == 2
+
     averaged = text_of(cell_with(cells, "by hand"))
     after = re.findall(r"after DDP: \[(.*)\]", averaged)
     by_hand = re.findall(r"average: \[(.*)\]", averaged)
@@ -298,6 +302,7 @@ def test_a_small_gpt_from_two_nodes_to_four(tmp_path):
     )
     explained = text_of(cell_with(cells, "def explain"))
     assert re.search(r"--node-rank=.* {2,}this node's number", explained)
+    assert re.search(r"RANKS=.* {2,}a rank for each GPU", explained)
     assert "--rdzv-backend=c10d" in text_of(cell_with(cells, "difflib"))
     played = text_of(cell_with(cells, "def play(form"))
     assert re.search(r"^step 100: loss \d", played, re.MULTILINE)

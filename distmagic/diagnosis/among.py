@@ -25,9 +25,9 @@ from distmagic.remote.frozen import frozen
 class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
-    `rank` tells the usual value: see `odd_ones`. `words` are the sentence about a host's value. `cure` is the advice for a value that differs from most hosts';
-    without a cure a difference is acceptable. `removal` is the advice for a value that most hosts lack, "" if it is
-    acceptable. All have names in braces.
+    `rank` decides which value is usual (see `odd_ones`). `words` are the sentence about a host's value. `cure` is the
+    advice for a value that is not the usual one; without a cure a difference is acceptable. `removal` is the advice for
+    a value that most hosts lack, "" if it is acceptable. All have names in braces.
     """
 
     title: str

@@ -25,10 +25,10 @@ from typing import Any
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.reductions import placeholders
-from distmagic.remote.values.side_files import LARGE_BYTES
 
 ALIGN = 64
 CHUNK_BYTES = 32 << 20
+_SMALL_BYTES = 64 << 10
 
 # How to build a tensor, in JSON: [window, dtype, offset, size, stride, requires_grad, conj, neg]; the offset is in
 # elements from the start of the window. Window -1: it has no elements.
@@ -164,7 +164,7 @@ def reduced_array(array: Any) -> Any:
     span = before + sum(step for step in steps if step > 0) + array.itemsize
     start = array.ctypes.data - before - owner.ctypes.data
     is_inside = 0 <= start <= start + span <= owner.nbytes
-    if not is_inside or (span > LARGE_BYTES and 2 * array.nbytes < span):
+    if not is_inside or (span > _SMALL_BYTES and 2 * array.nbytes < span):
         return NotImplemented
     used = owner.ravel(order="K").view("u1")[start : start + span]
     used.flags.writeable = array.flags.writeable

@@ -10,10 +10,17 @@ from distmagic.request.systems import part
 
 def files(job: ExportedJob) -> tuple[File, ...]:
     """Return all files of a job's folder. Raises `UsageError` for settings that its system does not support."""
-    program = [
-        replace(file, path=f"{PROGRAM}/{file.path}") for file in job.program.files
-    ]
     own: tuple[File, ...] = part(job.request.system, "export").files(job)
+    # An image may run as another user, whose ranks read the program.
+    is_image = any(file.is_for_all for file in own)
+    program = [
+        replace(
+            file,
+            path=f"{PROGRAM}/{file.path}",
+            is_private=file.is_private and not is_image,
+        )
+        for file in job.program.files
+    ]
     if job.request.setup:  # it may contain a secret
         own = tuple(replace(file, is_private=not file.is_for_all) for file in own)
     return (text_file("README.md", readme(job)), *own, *program)

@@ -39,14 +39,16 @@ def of_script(text: str, request: Request) -> ExportedProgram:
 def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
     """Return a program that runs a pickled call; `why` is the reason why the cell's text can't be used as a program."""
     files, inside = _of_cell(payload.modules, request)
-    own = {
-        _RUNNER: Path(run_call.__file__),
+    own = {_RUNNER: Path(run_call.__file__), _ZIP: bundle.build().path}
+    files += [File(path=name, data=content_of(path)) for name, path in own.items()]
+    # Values and texts of other cells may contain a secret.
+    of_cells = {
         "call": payload.call.path,
         "code.zip": payload.code.path,
-        _ZIP: bundle.build().path,
         **{blob.path.name: blob.path for blob in payload.side_files},
     }
-    files += [File(path=name, data=content_of(path)) for name, path in own.items()]
+    for name, path in of_cells.items():
+        files.append(File(path=name, data=content_of(path), is_private=True))
     return _as_started(
         files,
         words=(posixpath.relpath(_RUNNER, inside or "."),),

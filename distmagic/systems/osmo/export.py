@@ -52,9 +52,14 @@ def files(job: ExportedJob) -> tuple[File, ...]:
         File(path=f"secrets/{name}", data=value.encode(), is_private=True)
         for name, value in job.secrets
     ]
+    # Both workflows carry the program: they are as private as its files.
+    is_private = any(
+        file.is_private or not file.mode & 0o004 for file in job.program.files
+    )
+    by_ranks = _workflow(job, [ranks, start], numbered)
     return (
-        text_file("workflow.yaml", workflow(job)),
-        text_file("workflow-ranks.yaml", _workflow(job, [ranks, start], numbered)),
+        text_file("workflow.yaml", workflow(job), is_private=is_private),
+        text_file("workflow-ranks.yaml", by_ranks, is_private=is_private),
         node,
         ranks,
         start,

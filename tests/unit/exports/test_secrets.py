@@ -66,6 +66,22 @@ def test_a_file_that_others_can_not_read_stays_so(tmp_path):
     assert found == modes | {"for_all": 0o755, "shut/in_it": 0o600, "of_group/in_it": 0o750}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_private"), [(0o600, True), (0o640, True), (0o644, False)]
+)
+def test_a_workflow_of_osmo_is_as_private_as_the_files_that_it_carries(
+    mode, is_private
+):
+    program = ExportedProgram(
+        files=(File(path=".env", data=SECRET.encode(), mode=mode),), words=("-c", "")
+    )
+    request = ExportRequest(system="osmo", folder="out")
+    job = ExportedJob(name="x", program=program, spec=JobSpec(), request=request)
+    found = {file.path: file.is_private for file in systems.files(job)}
+    assert found["workflow.yaml"] == found["workflow-ranks.yaml"] == is_private
+    assert not found["node.sh"]
+
+
 def test_a_file_that_can_not_be_read_is_named():
     file = LocalFile(path=Path("/proc/self/mem"), size_bytes=1)
     with pytest.raises(

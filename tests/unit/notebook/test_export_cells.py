@@ -77,6 +77,37 @@ def test_a_cell_that_uses_more_goes_as_the_pickled_call(cells, tmp_path, capsys)
     assert "run_call.py" in (tmp_path / "out/node.sh").read_text()
     done = start(program)
     assert (done.stdout, done.stderr, done.returncode) == ("5000001\n", "", 0)
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in program.parent.iterdir()
+        if path.is_file()
+    }
+    for_all = {"run_call.py", "run_node.py", "run_rank.py", "distmagic.zip"}
+    assert {name for name in modes if modes[name] == 0o644} == for_all
+    assert {name for name in modes if modes[name] == 0o600} > {"call", "code.zip"}
+
+
+@pytest.mark.parametrize(
+    ("system", "mode"),
+    [("slurm", 0o600), ("skypilot", 0o600), ("osmo", 0o600), ("sing", 0o644)],
+)
+def test_a_pickled_call_with_a_secret_is_only_for_its_owner_but_in_an_image(
+    cells, tmp_path, system, mode
+):
+    """An image may run as another user, and all ranks read the call."""
+    cells("class Client:\n    pass\nclient = Client()\nclient.token = 'hf_' + 'x' * 9")
+    cells(f"%%distributed --export {system} out\nprint(client)")
+    found = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    secret = {
+        path.name: path.stat().st_mode & 0o777
+        for path in found
+        if b"hf_xxxxxxxxx" in path.read_bytes()
+    }
+    assert "call" in secret
+    assert set(secret.values()) == {mode}
+    for path in found:  # OSMO's workflows hold all files of the program
+        if path.name.startswith("workflow"):
+            assert path.stat().st_mode & 0o777 == mode
 
 
 def test_functions_and_classes_of_other_cells_come_along(cells, tmp_path):

@@ -50,7 +50,7 @@ REASONS = {
     (
         "remote/records/listing.py",
         "time.time",
-    ): "the date at which a job began, against which the same host tells how long ago that was of one that has ended",
+    ): "how long ago a job began that has ended, if its host has restarted since: no clock of it goes on but this one",
     (
         "remote/records/places.py",
         "time.time",
@@ -153,6 +153,7 @@ STEADY = {
 UP = {
     "payload/seen_files.py": "since when a file has looked so, and how long ago a run began",
     "runner/launch.py": "when a run began, against which seen_files counts",
+    "remote/records/listing.py": "when a job began, for a run that follows it after its end: see runner/launch.py",
     "systems/skypilot/cluster.py": "how long a cluster is held, which goes on while this machine sleeps",
     "remote/system/device_claims.py": "the order of those that wait, and since when",
     "remote/system/processes.py": "how old a process is: the kernel counts its start so",

@@ -28,6 +28,7 @@ _ENDS = (b'{"t":"final"', b'{"t":"engine_ended"')
 _PROGRESS = b'{"t":"progress"'
 _MOST_METRICS = 4  # number of metrics sent for a job
 _DETACHED = "detached"
+_BEGAN = "began"  # the file with the host's ID and `up_s` when the job began
 _WORK_DIR = "work_dir"  # the file with the path in which the ranks of the node start
 _TAIL_BYTES = 1 << 16  # the end of a journal that contains its last events
 _FIRST_PROTOCOL = 1  # its job files had no protocol number
@@ -47,6 +48,7 @@ def remember(folder: Path, start: protocol.StartNode) -> None:
         terms=start.terms,
     )
     _write(folder, listing)
+    (folder / _BEGAN).write_text(f"{places.host_id()} {processes.up_s()}")
     (folder / _WORK_DIR).write_bytes(os.fsencode(start.cwd))
 
 
@@ -141,10 +143,10 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
     if agent is not None:
         age_s = began_ago_s = processes.age_s(agent)
     else:
-        began_ago_s = time.time() - begun.began_s
         age_s = places.changed_s(folder / journal.FILE) - places.changed_s(
             folder / _WORK_DIR
         )
+        began_ago_s = _passed_s(folder) or max(age_s, time.time() - begun.began_s)
     chatter: list[bytes] = []
     with suppress(FileNotFoundError):  # for a job that is about to start
         chatter = _tail(folder / journal.CHATTER_FILE)
@@ -158,6 +160,18 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
         age_s=max(0.0, age_s),
         began_ago_s=max(0.0, began_ago_s),
     )
+
+
+def _passed_s(folder: Path) -> float:
+    """Return how long ago a job began, by a clock that nobody can set; 0 if the host has restarted since.
+
+    Raises OSError.
+    """
+    with suppress(FileNotFoundError, ValueError):  # of an earlier version, or torn
+        host, up_s = (folder / _BEGAN).read_text().split()
+        if host == places.host_id():
+            return processes.up_s() - float(up_s)
+    return 0.0
 
 
 def _tail(path: Path) -> list[bytes]:

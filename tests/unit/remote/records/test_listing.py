@@ -28,7 +28,7 @@ def test_an_elastic_job_s_hosts_are_noted_as_they_come(tmp_path):
         "hosts": ["a", "b", "c"],
     }
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [listing.FILE, "work_dir"]
+    assert names == ["began", listing.FILE, "work_dir"]
 
 
 def test_what_can_not_be_noted_makes_no_job_fail(tmp_path):
@@ -196,7 +196,7 @@ def test_how_long_a_job_runs_does_not_follow_a_clock_that_is_set(home, monkeypat
     monkeypatch.setattr(time, "time", lambda: written - 3600)
     (over,) = listing.jobs()
     assert over.age_s == pytest.approx(90)
-    assert over.began_ago_s == 0.0, "its clock was set back"
+    assert 0.0 <= over.began_ago_s < 60.0, "it began just now"
     own = processes.read(os.getpid())
     monkeypatch.setattr(listing, "is_running", lambda *_: True)
     monkeypatch.setattr(listing, "agent_of", lambda *_: own)
@@ -207,4 +207,35 @@ def test_how_long_a_job_runs_does_not_follow_a_clock_that_is_set(home, monkeypat
     monkeypatch.setattr(time, "time", lambda: written + 3600)
     monkeypatch.setattr(listing, "agent_of", lambda *_: None)
     (over,) = listing.jobs()
-    assert over.began_ago_s == pytest.approx(3600, abs=5)
+    assert 0.0 <= over.began_ago_s < 60.0
+
+
+@pytest.mark.parametrize("set_by_s", [-3600.0, 0.0, 3600.0])
+def test_when_a_job_began_does_not_follow_a_clock_that_is_set(
+    home, monkeypatch, set_by_s
+):
+    """A fetch keeps files that were edited since then."""
+    began_up_s, began_s = processes.up_s(), time.time()
+    monkeypatch.setattr(processes, "up_s", lambda: began_up_s)
+    noted(START)
+    monkeypatch.setattr(processes, "up_s", lambda: began_up_s + 600)
+    monkeypatch.setattr(time, "time", lambda: began_s + 600 + set_by_s)
+    (over,) = listing.jobs()
+    assert over.began_ago_s == pytest.approx(600)
+
+
+@pytest.mark.parametrize("text", [None, "", "torn", "another 5.0"])
+def test_when_a_job_began_that_another_start_of_its_host_has_noted(
+    home, monkeypatch, text
+):
+    """Only the time of day goes on while a host restarts; a job is never younger than its files show."""
+    folder = noted(START)
+    (folder / "began").unlink()
+    if text is not None:
+        (folder / "began").write_text(text)
+    written = (folder / listing._WORK_DIR).stat().st_mtime
+    os.utime(folder / journal.FILE, (written + 90, written + 90))
+    for passed_s, began_ago_s in ((3600, 3600), (-3600, 90)):
+        monkeypatch.setattr(time, "time", lambda: written + passed_s)  # noqa: B023
+        (over,) = listing.jobs()
+        assert over.began_ago_s == pytest.approx(began_ago_s, abs=5)

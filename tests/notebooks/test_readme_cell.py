@@ -41,6 +41,17 @@ def test_the_cell_of_the_manual_runs_without_hosts(tmp_path):
         )
 
 
+def test_the_recipe_for_a_model_that_does_not_fit_divides_it(tmp_path):
+    """On CPUs and gloo: each of two ranks keeps half of the parameters."""
+    page = REPOSITORY / "distmagic" / "help" / "howto-train.md"
+    (cell,) = (cell for cell in snippets(page) if "fully_shard" in cell)
+    with live_notebook(tmp_path) as notebook:
+        notebook.run("%load_ext distmagic")
+        notebook.run(cell.replace("-o run", "-o run --nproc-per-node 2"))
+        shown = notebook.run("run.results[0], run.results[1]")
+        assert shown == str((8 * 1024 * 1025 // 2,) * 2)
+
+
 def snippets(page: Path) -> list[str]:
     return re.findall(
         r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL

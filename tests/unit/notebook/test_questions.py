@@ -8,15 +8,24 @@ PAGES = {topic: help_pages.page(topic) for topic in help_pages.topics()}
 QUESTIONS = (
     (
         "jump host with another key",
-        "A jump host (bastion, ProxyJump) with another or different key (identity file)",
+        "A jump host (bastion, login node, ProxyJump) with another or different key (identity file)",
     ),
     (
         "bastion",
-        "A jump host (bastion, ProxyJump) with another or different key (identity file)",
+        "A jump host (bastion, login node, ProxyJump) with another or different key (identity file)",
     ),
-    ("module load", "Environment modules (module load, Lmod)"),
-    ("environment modules", "Environment modules (module load, Lmod)"),
-    ("conda and modules", "Environment modules (module load, Lmod)"),
+    (
+        "module load",
+        "Environment modules (module load, Lmod), or a shell command before the run",
+    ),
+    (
+        "environment modules",
+        "Environment modules (module load, Lmod), or a shell command before the run",
+    ),
+    (
+        "conda and modules",
+        "Environment modules (module load, Lmod), or a shell command before the run",
+    ),
     (
         "two users",
         "Two users or notebooks on the same host: people who share machines",
@@ -53,29 +62,32 @@ QUESTIONS = (
         "Lightning and Transformers (Hugging Face Trainer)",
     ),
     ("kubernetes", "Nodes of a scheduler"),
-    ("conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
+    ("conda", "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)"),
     (
         "only some GPUs",
-        "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "logs after the kernel died",
-        "Logs and output of a finished run, or after the kernel died",
+        "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
     ),
     ("my own fork of a package", "My own fork of a package, or an editable install"),
-    ("20 GB of data", "20 GB of data: send a large (big) dataset"),
+    (
+        "20 GB of data",
+        "20 GB of data: send a large (big, huge) dataset or training set to all machines",
+    ),
     (
         "sharded checkpoints",
         "Sharded checkpoints: gather them from all hosts, and resume",
     ),
     (
         "a different user for each host",
-        "A different user (username) or port for each host",
+        "A different user (username, login name) or port for each host",
     ),
-    ("stop everything", "Stop everything (kill all jobs)"),
+    ("stop everything", "Stop everything (kill, abort or cancel all jobs)"),
     (
         "NCCL uses the wrong interface",
-        "Wrong network interface (NCCL_SOCKET_IFNAME), InfiniBand",
+        "Wrong network interface or subnet (NCCL_SOCKET_IFNAME), InfiniBand",
     ),
     ("vs code", "VS Code (VSCode, Visual Studio Code), Cursor"),
     ("accelerate launch", "An accelerate script (accelerate launch)"),
@@ -96,13 +108,16 @@ QUESTIONS = (
     ),
     (
         "mixed CPU and GPU hosts",
-        "Mixed hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
     ),
     (
         "some hosts have GPUs, others only CPU",
-        "Mixed hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
     ),
-    ("how do I kill a run that is stuck", "Stop everything (kill all jobs)"),
+    (
+        "how do I kill a run that is stuck",
+        "Stop everything (kill, abort or cancel all jobs)",
+    ),
     (
         "use a different python on one host",
         "Choose the Python of all hosts, or a different one on one host",
@@ -121,24 +136,27 @@ QUESTIONS = (
     ("which node is slow", "How fast hosts are together: which node or link is slow?"),
     ("install pytorch on all nodes", "Install the same packages on every host"),
     ("same random seed on all ranks", "The notebook is not a rank"),
-    ("windows", "A Windows PC or laptop (WSL)"),
-    ("windows laptop", "A Windows PC or laptop (WSL)"),
-    ("WSL", "A Windows PC or laptop (WSL)"),
-    ("mac", "A Mac laptop (macOS, MacBook, Apple silicon)"),
+    ("windows", "A Windows PC, computer or laptop (WSL)"),
+    ("windows laptop", "A Windows PC, computer or laptop (WSL)"),
+    ("WSL", "A Windows PC, computer or laptop (WSL)"),
+    ("mac", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
     (
         "two users share a host",
         "Two users or notebooks on the same host: people who share machines",
     ),
-    ("jupyterhub", "JupyterHub"),
+    ("jupyterhub", "JupyterHub: a hub with notebooks for everybody"),
     ("docker without sudo", "Docker or Podman containers, without sudo"),
     ("ipv6", "IPv6 addresses"),
     (
         "firewall port range",
         "Firewall: which ports must be open between the hosts, and a range of ports",
     ),
-    ("ssh certificates", "SSH certificates (signed keys)"),
+    ("ssh certificates", "SSH certificates (keys signed by a CA)"),
     ("NCCL_DEBUG", "Verbose logs of NCCL and torch (NCCL_DEBUG)"),
-    ("infiniband", "Wrong network interface (NCCL_SOCKET_IFNAME), InfiniBand"),
+    (
+        "infiniband",
+        "Wrong network interface or subnet (NCCL_SOCKET_IFNAME), InfiniBand",
+    ),
     (
         "two factor authentication",
         "Passwords and two-factor authentication (one-time codes)",
@@ -152,7 +170,7 @@ QUESTIONS = (
         "offline cluster without internet",
         "Hosts without internet (offline): a proxy or a private index",
     ),
-    ("poetry", "Conda environment on the hosts (also venv, uv, Poetry)"),
+    ("poetry", "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)"),
     (
         "copy the trained model back to my laptop",
         "Bring checkpoints and files back: copy a model to the laptop",
@@ -163,7 +181,7 @@ QUESTIONS = (
     ),
     (
         "see output of a finished run",
-        "Logs and output of a finished run, or after the kernel died",
+        "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
     ),
     ("print shows nothing", "print shows nothing: where is the output?"),
     ("early stopping", "Early stopping: all ranks stop at the same step"),
@@ -216,7 +234,7 @@ QUESTIONS = (
     ("uninstall", "Remove everything from the hosts (uninstall)"),
     (
         "kernel crashed stdout lost",
-        "Logs and output of a finished run, or after the kernel died",
+        "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
     ),
     (
         "patched transformers locally",
@@ -224,15 +242,18 @@ QUESTIONS = (
     ),
     (
         "login name differs per host",
-        "A different user (username) or port for each host",
+        "A different user (username, login name) or port for each host",
     ),
-    ("cancel all running jobs", "Stop everything (kill all jobs)"),
+    ("cancel all running jobs", "Stop everything (kill, abort or cancel all jobs)"),
     ("vscode", "VS Code (VSCode, Visual Studio Code), Cursor"),
     (
         "IT approve telemetry",
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
-    ("one node has no GPU", "Mixed hosts: some nodes have GPUs, others only CPUs"),
+    (
+        "one node has no GPU",
+        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+    ),
     (
         "colleague uses the same GPUs",
         "Two users or notebooks on the same host: people who share machines",
@@ -250,7 +271,10 @@ QUESTIONS = (
         "different number of GPUs per host",
         "Hosts with different numbers of GPUs or ranks",
     ),
-    ("install conda", "Conda environment on the hosts (also venv, uv, Poetry)"),
+    (
+        "install conda",
+        "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)",
+    ),
     ("minGPT", "minGPT of PyTorch's examples"),
     (
         "DistributedSampler",
@@ -321,8 +345,8 @@ QUESTIONS = (
         "what does it store or leave on the server",
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
-    ("mac laptop", "A Mac laptop (macOS, MacBook, Apple silicon)"),
-    ("apple silicon", "A Mac laptop (macOS, MacBook, Apple silicon)"),
+    ("mac laptop", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
+    ("apple silicon", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
     (
         "compared with accelerate launch",
         "Accelerate compared with distmagic: what is the difference? (vs)",
@@ -343,18 +367,90 @@ QUESTIONS = (
         "difference to submitit",
         "Compared with other tools: what is the difference? (alternatives, vs)",
     ),
-    ("lmod", "Environment modules (module load, Lmod)"),
+    (
+        "lmod",
+        "Environment modules (module load, Lmod), or a shell command before the run",
+    ),
     (
         "CUDA_VISIBLE_DEVICES",
-        "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
     ),
-    ("choose GPUs", "Use only some GPUs (choose GPUs 2 and 3; CUDA_VISIBLE_DEVICES)"),
+    (
+        "choose GPUs",
+        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+    ),
     (
         "which ports must be open",
         "Firewall: which ports must be open between the hosts, and a range of ports",
     ),
     (
         "why is my training slow",
+        "Profile a training loop (torch.profiler): why is it slow?",
+    ),
+    (
+        "my model does not fit on one gpu",
+        "A model that does not fit on one GPU (too big for its memory): FSDP",
+    ),
+    ("fsdp", "A model that does not fit on one GPU (too big for its memory): FSDP"),
+    (
+        "hosts have different torch versions",
+        "Hosts have different versions of torch or PyTorch (version mismatch)",
+    ),
+    (
+        "torch version mismatch between machines",
+        "Hosts have different versions of torch or PyTorch (version mismatch)",
+    ),
+    (
+        "the other cards are taken, pin the run to two of the cards",
+        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+    ),
+    (
+        "use only second and third gpu",
+        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+    ),
+    (
+        "jupyter crashed, where can I see what my run printed",
+        "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
+    ),
+    (
+        "my training set is huge, how do I get it to the machines",
+        "20 GB of data: send a large (big, huge) dataset or training set to all machines",
+    ),
+    (
+        "one machine has no gpu, the other has four",
+        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+    ),
+    (
+        "I only have Windows on my notebook computer",
+        "A Windows PC, computer or laptop (WSL)",
+    ),
+    (
+        "use the anaconda environment that is already on the machines",
+        "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)",
+    ),
+    (
+        "gpu is used by somebody else",
+        "Two users or notebooks on the same host: people who share machines",
+    ),
+    (
+        "our lab has a hub with notebooks for everybody, can I use it there",
+        "JupyterHub: a hub with notebooks for everybody",
+    ),
+    (
+        "how to run a shell command before the job starts",
+        "Environment modules (module load, Lmod), or a shell command before the run",
+    ),
+    (
+        "nccl picks docker0 instead of eth0",
+        "Wrong network interface or subnet (NCCL_SOCKET_IFNAME), InfiniBand",
+    ),
+    (
+        "login name differs from machine to machine",
+        "A different user (username, login name) or port for each host",
+    ),
+    ("kill all my runs right now", "Stop everything (kill, abort or cancel all jobs)"),
+    (
+        "find out what is slow in my training step",
         "Profile a training loop (torch.profiler): why is it slow?",
     ),
 )
@@ -378,6 +474,8 @@ def test_the_first_answer_is_the_right_one(question, heading):
         ),
         ("patched transformers", ["pip install git+https", "%distributed env sync"]),
         ("resume after preemption", ["model.load_state_dict", "checkpoint.save"]),
+        ("model does not fit on one gpu", ["fully_shard(part)", "train(steps=5)"]),
+        ("ssh certificate expired", ["has expired", "ssh-keygen -L"]),
     ],
 )
 def test_the_first_answer_is_whole(question, words):

@@ -160,4 +160,5 @@ def _refuses(cell: protocol.RunCell, what: object) -> bool:
     """Whether a rank reports that it runs another kernel's cell in place of this one."""
     if not isinstance(what, protocol.CellBegan) or what.cell != cell.cell:
         return False
-    return bool(cell.kernel) and what.kernel != cell.kernel
+    # Ranks of an older version report no kernel.
+    return bool(cell.kernel) and what.kernel not in ("", cell.kernel)

@@ -100,8 +100,8 @@ class CellLoop:
         self._over = threading.Event()  # no cell runs
         self._alone = ""  # why this cell waits for ranks that do not run it
         self._watched = 0  # the cell whose calls are looked at
-        # Ranks that do not run this cell, with their groups if they have ended it.
-        self._absent: dict[int, tuple[GroupCalls, ...] | None] = {}
+        # For that cell, and for one that waits: ranks that do not run it, with their groups if they have ended it.
+        self._absent: dict[int, dict[int, tuple[GroupCalls, ...] | None]] = {}
         # When this cell was begun, or last interrupted: that has broken its calls so far.
         self._since_ns = 0
         self._own: set[str] = set()  # names that cells have assigned
@@ -145,6 +145,7 @@ class CellLoop:
         if isinstance(message, RunCell) and message.cell > self._last:
             with self._lock:
                 self._last = message.cell
+                self._absent[message.cell] = dict.fromkeys(self._all - {*message.ranks})
             self._inbox.put(message)
         elif isinstance(message, ParkAtStep) and self._running == message.cell:
             made = steps.ask()
@@ -153,9 +154,10 @@ class CellLoop:
             steps.stop_at(message.kind, message.step)
         elif isinstance(message, OthersEnded):
             with self._lock:
-                if message.cell == self._cell:  # the cell may still be loading
+                absent = self._absent.get(message.cell)
+                if absent is not None:  # the cell may still wait, or be loading
                     ended = dict.fromkeys(message.ended, message.groups)
-                    self._absent = {**self._absent, **ended}
+                    self._absent[message.cell] = {**absent, **ended}
                     self._watch()
         elif isinstance(message, InterruptCell):
             with self._lock:
@@ -200,7 +202,7 @@ class CellLoop:
     def _watch(self) -> None:
         """Look at the running cell's calls if some ranks make none from now on. The caller has the lock."""
         cell = self._running
-        if cell and self._absent and self._watched != cell:
+        if cell and self._absent[cell] and self._watched != cell:
             self._watched = cell
             with contextlib.suppress(RuntimeError):  # no thread can start
                 threads.begin("alone", self._look, cell)
@@ -214,7 +216,7 @@ class CellLoop:
             found = None
             # A torch with other records, or a group that just ends.
             with contextlib.suppress(Exception):
-                found = calls.waiting(self._absent, self._since_ns)
+                found = calls.waiting(self._absent[cell], self._since_ns)
             # A call whose end nobody waits for yet lets the cell go on.
             look = found, _main_place()
             if found and look == before:
@@ -246,9 +248,9 @@ class CellLoop:
     def _run_cell(self, request: RunCell) -> None:
         with self._lock:
             self._interrupts.pop(self._cell, None)
+            self._absent.pop(self._cell, None)
             self._cell = request.cell
             self._alone = ""
-            self._absent = dict.fromkeys(self._all - {*request.ranks})
         text = request.text if self._rank == request.ranks[0] else ""
         self._send(
             CellBegan(

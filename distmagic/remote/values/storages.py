@@ -117,8 +117,9 @@ def joined(
     addresses = [_address(value) for value in values]
     for number in sorted(range(len(values)), key=addresses.__getitem__):
         start = addresses[number]
-        stop = start + values[number].nbytes
-        if stretches and start and start < stretches[-1].stop:
+        # One at an unknown address overlaps nothing.
+        stop = start + values[number].nbytes if start else 0
+        if stretches and start < stretches[-1].stop:
             stretches[-1].stop = max(stretches[-1].stop, stop)
             stretches[-1].views.append(number)
         else:
@@ -157,17 +158,23 @@ def reduced_array(array: Any) -> Any:
     is_whole = array.flags.forc or not owner.flags.forc
     if is_whole or array.dtype.hasobject or owner.dtype.hasobject:
         return NotImplemented
+    # The public flag of a broadcast array warns.
+    address, is_read_only = array.__array_interface__["data"]
+    owners, is_read_only_there = owner.__array_interface__["data"]
+    if is_read_only_there and not is_read_only:
+        return NotImplemented  # numpy could not make the copy's memory writable
     steps = [
         (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
     ]
     before = -sum(step for step in steps if step < 0)
     span = before + sum(step for step in steps if step > 0) + array.itemsize
-    start = array.ctypes.data - before - owner.ctypes.data
+    start = address - before - owners
     is_inside = 0 <= start <= start + span <= owner.nbytes
     if not is_inside or (span > _SMALL_BYTES and 2 * array.nbytes < span):
         return NotImplemented
     used = owner.ravel(order="K").view("u1")[start : start + span]
-    used.flags.writeable = array.flags.writeable
+    if is_read_only:
+        used.flags.writeable = False
     return numpy.ndarray, (array.shape, array.dtype, used, before, array.strides)
 
 

@@ -1122,13 +1122,23 @@ import argparse
 class Pair(argparse.Action):
     def __call__(self, parser, namespace, value, option=None):
         setattr(namespace, self.dest, value.split("="))
+class Named(argparse.ArgumentParser):
+    def __reduce__(self):
+        return Named, (self.prog,)
+class Refilled(argparse.ArgumentParser):
+    def __getstate__(self):
+        return {"name": self.prog}
+    def __setstate__(self, state):
+        self.__init__(state["name"])
+named, refilled = Named("n"), Refilled("r")
 parser = argparse.ArgumentParser("fit")
 parser.add_argument("--lr", type=float, default=1)
 parser.add_argument("--only", default=argparse.SUPPRESS)
 parser.add_argument("--inner", help=argparse.SUPPRESS)
 parser.add_argument("--pair", action=Pair)
 def train():
-    return vars(parser.parse_args(["--lr", "3", "--pair", "a=b"])), "--inner" in parser.format_help()
+    found = vars(parser.parse_args(["--lr", "3", "--pair", "a=b"]))
+    return found, "--inner" in parser.format_help(), named.prog, refilled.prog
 train()"""
 
 STRUCT = """
@@ -1348,7 +1358,7 @@ train()"""
         pytest.param(LOCAL, "([1], [False])", id="threading.local"),
         pytest.param(WRAPPED_ABSTRACT, "(9, True, 'Square')", id="abstract class"),
         pytest.param(PARAM_SPEC, "('P', True)", id="ParamSpec"),
-        pytest.param(PARSER, "({'lr': 3.0, 'inner': None, 'pair': ['a', 'b']}, False)", id="parser"),
+        pytest.param(PARSER, "({'lr': 3.0, 'inner': None, 'pair': ['a', 'b']}, False, 'n', 'r')", id="parser"),
         pytest.param(STRUCT, "((7, 3), 6)", id="Struct"),
         pytest.param(CONTEXT_MANAGER, "(2, 3, ['again', 'fit', 'done', 'fit', 'done', 'end'])", id="contextmanager"),
         pytest.param(LOCAL_CLASS, "([1, 2], 3, [[1]])", id="class of threading.local"),

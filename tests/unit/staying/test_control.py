@@ -122,6 +122,7 @@ def test_the_cell_of_another_kernel_with_the_same_number_takes_the_ranks():
     control = Control()
     control.begin(p.RunCell(cell=1, ranks=(0,), kernel=control.kernel))
     hear(control.kernel)
+    hear("")  # from ranks of an older version
     assert not control.is_taken
     hear(Control().kernel)
     control.end()

@@ -209,9 +209,10 @@ def _reduced_parts(obj: Any) -> Any:
         return type(obj), (obj.func, obj.args, obj.kwds)
     parsers = sys.modules.get("argparse")
     if parsers and isinstance(obj, (parsers.Action, parsers.ArgumentParser)):
-        make, args, state, *_ = obj.__reduce_ex__(5)
-        if type(state) is dict:
-            return make, args, state, None, None, _fill_parser
+        made = obj.__reduce_ex__(5)
+        is_usual = len(made) > 2 and not hasattr(obj, "__setstate__")
+        if is_usual and type(made[2]) is dict:
+            return *made[:3], None, None, _fill_parser
     return NotImplemented
 
 
@@ -282,7 +283,8 @@ def reduced_instance(obj: Any) -> Any:
     # It may keep a single object, or register each.
     is_made = is_made and not (base is object and _takes_nothing(kind))
     own = getattr(obj, "__dict__", None)
-    is_made |= base is object and _is_of_user(kind) and _sets_dict(kind)
+    is_plain = makers[0] is object
+    is_made |= is_plain and _is_of_user(kind) and _sets_dict(kind)
     if base is kind or not (base in _CONTAINERS or is_made):
         return NotImplemented
     has_foreign_new = makers[0] not in _BASES and not _is_of_user(makers[0])

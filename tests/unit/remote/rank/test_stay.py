@@ -1,7 +1,12 @@
 """Cells of ranks that stay, interrupted: three real ranks with gloo, and the requests that their agents would hand on."""
 
+import types
+from typing import Any, cast
+
 import pytest
 
+from distmagic.remote.rank import stay
+from distmagic.remote.wire import protocol as p
 from tests.builders import gloo_ranks
 
 # Rank 0 sends the requests that a notebook would, to the agents of all; each agent is a thread beside its rank.
@@ -540,6 +545,34 @@ def test_a_rank_waits_no_longer_for_ranks_that_have_ended_the_cell_without_its_c
     program = RANKS.replace("{drive}", SOME_END)
     [seen, *_] = gloo_ranks.run(torch_forks, tmp_path, 3, program)
     golden("\n".join(seen))
+
+
+class Begun(Exception):
+    """A rank reports that its cell begins."""
+
+
+def test_a_rank_counts_who_has_ended_its_cell_before_it_begins_there(monkeypatch):
+    def send(_):
+        raise Begun
+
+    found = []
+    looks = iter([False, True])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(stay.sources, "form_of_results", lambda _: None)
+    monkeypatch.setattr(stay.calls, "waiting", lambda absent, _: found.append(absent))
+    this = cast(Any, types.SimpleNamespace(rank=1, code=None))
+    conn = cast(Any, None)
+    loop: Any = stay.CellLoop(this, conn, types.ModuleType("m"), {})
+    # Over a new link both come at once.
+    loop._take(p.RunCell(cell=1, ranks=(0, 1)))
+    loop._take(p.OthersEnded(cell=1, ranks=(1,), ended=(0,)))
+    loop._send = send
+    with pytest.raises(Begun):
+        loop._run_cell(loop._inbox.get())
+    loop._running = 1
+    loop._over = types.SimpleNamespace(wait=lambda _: next(looks))
+    loop._look(1)
+    assert found == [{0: ()}]
 
 
 LONG = """

@@ -275,6 +275,49 @@ def test_memory_that_is_shared_is_stored_once():
     assert size_of(large[:, 1]) < large.nbytes / 2
 
 
+def test_a_copy_at_an_unknown_address_overlaps_nothing():
+    copied = storages.Window(
+        storage=None, start=0, nbytes=1 << 60, packed=torch.zeros(1)
+    )
+    array = memoryview(np.zeros(4)).cast("B")
+    stored, places = storages.joined([copied, array, copied])
+    assert stored == [copied, array, copied]
+    assert places == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_writable_part_of_an_array_that_was_made_read_only_stays_writable(tmp_path):
+    a = np.arange(6)
+    part = a[::2]
+    a.flags.writeable = False
+    back, loaded = through([a, part], tmp_path)
+    loaded[0] = 7
+    assert (back.flags.writeable, loaded.tolist()) == (False, [7, 2, 4])
+
+
+@pytest.mark.filterwarnings("error")
+def test_broadcast_arrays_are_stored_without_a_warning(tmp_path):
+    arrays = np.broadcast_arrays(np.arange(3), np.zeros((2, 1)))
+    for one, loaded in zip(arrays, through(arrays, tmp_path), strict=True):
+        assert loaded.tolist() == one.tolist()
+
+
+class Single:
+    """Keeps its only object, and has a method that names its `__dict__`."""
+
+    one = None
+
+    def __new__(cls):
+        cls.one = cls.one or super().__new__(cls)
+        return cls.one
+
+    def update(self, **values):
+        self.__dict__.update(values)
+
+
+def test_the_only_object_of_a_class_stays_the_only_one(tmp_path):
+    assert through(Single(), tmp_path) is Single()
+
+
 def test_an_array_that_is_only_made_to_be_pickled_is_kept_until_then(tmp_path):
     class Made:
         def __reduce__(self):

@@ -80,6 +80,7 @@ SUBCOMMANDS = (
         host_commands.playground,
         """
         N            start N throw-away SSH hosts on this machine
+        N --keep     the same for all kernels, until stop or 2 hours without use
         show them
         freeze NODE  a host falls silent; thaw NODE wakes it
         cut NODE     this notebook can't reach a host; heal NODE ends that

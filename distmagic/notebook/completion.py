@@ -63,7 +63,7 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
     "job": lambda _, names: names.jobs(),
     "ended": lambda _, names: ("all", *names.jobs()),
     "path": lambda _words, _names: _files("*"),
-    "playground": lambda _words, _names: (*host_commands.VERBS, "stop"),
+    "playground": lambda _words, _names: (*host_commands.VERBS, "stop", "--keep"),
     "program": _of_program,
     "env": _of_env,
     "down": lambda _words, _names: [

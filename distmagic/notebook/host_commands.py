@@ -23,6 +23,7 @@ from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
+    from distmagic.playground.playground import Playground
 
 VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
 # Completions after `%distributed hosts`.
@@ -93,30 +94,40 @@ def playground(line: CommandLine) -> None:
 
     Hosts in DISTMAGIC_HOSTS take precedence over it.
     """
+    from distmagic.playground.playground import found, start
+
     notebook = line.notebook
-    if line.words == ("stop",):
-        notebook.close()
-        return
-    count = line.words[0] if len(line.words) == 1 else ""
-    if not count.isdecimal() or int(count) < 1:
-        _play(notebook, line.words)
-        return
+    count, *rest = line.words or ("",)
+    keep = rest == ["--keep"]
+    is_start = count.isdecimal() and int(count) >= 1 and (keep or not rest)
     named = os.environ.get("DISTMAGIC_HOSTS")
-    if named:
+    if is_start and named:
         print(f"{named}  (DISTMAGIC_HOSTS; no playground was started)")
         return
-    if notebook.playground is not None:
+    own = notebook.playground
+    if own is None and (keep or not is_start):
+        own = notebook.playground = found()  # an earlier kernel's
+    if not is_start and line.words != ("stop",):
+        if own is not None and notebook.hosts is None:
+            notebook.hosts = _played(own)
+        _play(notebook, line.words)
+        return
+    is_same = keep and own is not None and own.is_kept and len(own.hosts) == int(count)
+    if own is not None and not is_same:
         notebook.close()
-    from distmagic.playground.playground import start
-
-    notebook.playground = start(int(count))
-    chosen = Chosen(
-        hosts=notebook.playground.hosts, source="throw-away SSH hosts on this machine"
-    )
-    notebook.hosts = chosen
+        own.stop()
+    if not is_start:
+        return
+    if own is None or not is_same:
+        own = notebook.playground = start(int(count), keep=keep)
+    notebook.hosts = _played(own)
     print(
-        f"{listed(chosen.hosts)}  ({chosen.source}; %distributed playground stop ends them)"
+        f"{listed(own.hosts)}  ({notebook.hosts.source}; %distributed playground stop ends them)"
     )
+
+
+def _played(own: Playground) -> Chosen:
+    return Chosen(hosts=own.hosts, source="throw-away SSH hosts on this machine")
 
 
 def _play(notebook: Notebook, words: tuple[str, ...]) -> None:

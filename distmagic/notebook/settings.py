@@ -209,14 +209,14 @@ class Notebook:
         return session.down() if session is not None else ()
 
     def close(self) -> None:
-        """End the playground and the connections; both may be used again afterwards."""
+        """End the playground, unless it is kept, and the connections; both may be used again afterwards."""
         # Connections first: otherwise a host that ends would look lost.
         session, self._session = self._session, None
         if session is not None:
             session.close()
         own, self.playground = self.playground, None
         if own is not None:
-            own.stop()
+            own.close()
             if self.hosts is not None and self.hosts.hosts == own.hosts:
                 self.hosts = None
 

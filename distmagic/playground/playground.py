@@ -2,7 +2,8 @@
 
 One child process (server.py) serves all N hosts. Each has a port on 127.0.0.1, a host key, a home and the kernel's
 Python. Only this playground's own key can log in. All of it is removed by `stop`, at exit, and when the kernel is
-killed.
+killed. With `keep` it outlives the kernel, and `found` gives it to another one; it ends by `stop`, or 2 h after the
+last connection and the last process of a host. Orders go through a Unix socket in its private directory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from distmagic.errors import DistmagicError, UsageError
+from distmagic.remote.records import places
+from distmagic.remote.records.atomic_file import atomic_write, discard
 from distmagic.request.hosts import Host
 
 _START_S = 120.0  # a busy machine imports asyncssh for long
@@ -31,31 +35,34 @@ _LOG_BYTES = 4000
 class Playground:
     """Running throw-away hosts; made by `start`. A context manager: `with start(2) as playground: ...`.
 
-    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
+    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration. A playground that is
+    kept (`is_kept`) outlives this process; `server` is None if another process has started it.
     """
 
     def __init__(
         self,
-        server: subprocess.Popen[bytes],
+        server: subprocess.Popen[bytes] | None,
         directory: Path,
-        ports: tuple[int, ...],
-        user: str,
+        count: int,
+        *,
+        is_kept: bool = False,
     ) -> None:
-        numbers = range(1, len(ports) + 1)
+        numbers = range(1, count + 1)
         self.hosts = tuple(Host(name=f"node{number}") for number in numbers)
         self.ssh_config = str(directory / "ssh_config")
+        self.is_kept = is_kept
         self._server = server
         self._directory = directory
         self._owner = os.getpid()
-        Path(self.ssh_config).write_text(ssh_config(directory, ports, user))
-        atexit.register(self.stop)
+        if not is_kept:
+            atexit.register(self.stop)
 
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
         """Change the state of a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
 
         Raises `DistmagicError` if the server has ended, or does not answer.
         """
-        answer = _answer(self._server, [verb, name], _ORDER_S)
+        answer = _asked(self._directory, [verb, name], _ORDER_S)
         if not answer:
             raise DistmagicError(
                 "The playground has ended.", "Write %distributed playground 2."
@@ -67,7 +74,15 @@ class Playground:
         if os.getpid() != self._owner:
             return  # a forked child of the kernel that runs its atexit functions
         atexit.unregister(self.stop)
+        if self.is_kept:
+            _asked(self._directory, ["stop", ""], _STOP_S)
+            discard(_kept())
         _end(self._server, self._directory)
+
+    def close(self) -> None:
+        """Stop it, unless it is kept."""
+        if not self.is_kept:
+            self.stop()
 
     def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
         return self
@@ -77,14 +92,16 @@ class Playground:
 
     def __repr__(self) -> str:
         names = ", ".join(host.name for host in self.hosts)
-        state = "running" if self._server.poll() is None else "stopped"
+        state = "running" if self._directory.exists() else "stopped"
         return f"<Playground of {names}: {state}, ssh -F {self.ssh_config} {self.hosts[0].name}>"
 
 
-def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playground:
+def start(
+    n: int, *, directory: str | os.PathLike[str] | None = None, keep: bool = False
+) -> Playground:
     """Start `n` hosts and return when they answer. Their files are in a new directory below `directory`.
 
-    Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
+    With `keep` they outlive this process. Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
     """
     if n < 1:
         raise UsageError(
@@ -97,7 +114,7 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
             "In a checkout of distmagic: pip install '.[playground]'",
         )
     try:
-        return _started(n, directory)
+        return _started(n, directory, is_kept=keep)
     except OSError as error:
         raise DistmagicError(
             f"The playground can't start: {error}.",
@@ -105,7 +122,23 @@ def start(n: int, *, directory: str | os.PathLike[str] | None = None) -> Playgro
         ) from None
 
 
-def _started(n: int, directory: str | os.PathLike[str] | None) -> Playground:
+def found() -> Playground | None:
+    """Return the playground that this user keeps, or None if there is none, or it has ended."""
+    with suppress(OSError, ValueError):
+        directory = Path(_kept().read_text())
+        rows = json.loads(_asked(directory, ["", ""], _ORDER_S))
+        return Playground(None, directory, len(rows), is_kept=True)
+    return None
+
+
+def _kept() -> Path:
+    """Return the file with the directory of the playground that is kept."""
+    return places.home() / "playground"
+
+
+def _started(
+    n: int, directory: str | os.PathLike[str] | None, *, is_kept: bool
+) -> Playground:
     place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
     server = None
     try:
@@ -114,7 +147,7 @@ def _started(n: int, directory: str | os.PathLike[str] | None) -> Playground:
             "directory": str(place),
             "count": n,
             "python": sys.executable,
-            "parent": os.getpid(),
+            "parent": None if is_kept else os.getpid(),
         }
         text = _answer(server, order, _START_S).decode(errors="replace")
         try:
@@ -125,14 +158,22 @@ def _started(n: int, directory: str | os.PathLike[str] | None) -> Playground:
             raise DistmagicError(
                 f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
             ) from None
-        return Playground(server, place, tuple(answer["ports"]), answer["user"])
+        config = ssh_config(place, tuple(answer["ports"]), answer["user"])
+        (place / "ssh_config").write_text(config)
+        if is_kept:
+            _kept().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic_write(_kept()) as file:
+                file.write(os.fsencode(place))
+        return Playground(server, place, n, is_kept=is_kept)
     except BaseException:
         _end(server, place)
         raise
 
 
 def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
-    """Send the server a line, and return its answer, b"" where it has ended. Raises `DistmagicError` after `limit_s`."""
+    """Send the server its first line, and return its answer, b"" where it has ended. Raises `DistmagicError` after
+    `limit_s`.
+    """
     assert server.stdin is not None
     assert server.stdout is not None
     with suppress(OSError):  # it has ended: there is no answer either
@@ -141,11 +182,38 @@ def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> b
     answers = select.poll()
     answers.register(server.stdout, select.POLLIN)
     if not answers.poll(limit_s * 1000):
-        raise DistmagicError(
-            f"The playground has not answered within {limit_s:g} s.",
-            "This machine may be busy. End it with %distributed playground stop, and start another one.",
-        )
+        raise _silent(limit_s)
     return server.stdout.readline()
+
+
+def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
+    """Send the server of a directory an order, and return its answer, b"" where it has ended. Raises `DistmagicError`
+    after `limit_s`.
+    """
+    try:
+        opened = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(limit_s)
+            # A socket's path has at most 107 bytes.
+            sock.connect(f"/proc/self/fd/{opened}/orders")
+            sock.sendall(json.dumps(order).encode() + b"\n")
+            return sock.makefile("rb").readline()
+    except TimeoutError:
+        raise _silent(limit_s) from None
+    except OSError:
+        return b""
+    finally:
+        os.close(opened)
+
+
+def _silent(limit_s: float) -> DistmagicError:
+    return DistmagicError(
+        f"The playground has not answered within {limit_s:g} s.",
+        "This machine may be busy. End it with %distributed playground stop, and start another one.",
+    )
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:

@@ -1,9 +1,11 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1.
 
-It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON from stdin, the order,
-and answers with one line on stdout. Each later line changes the state of one host, [verb, name]; the answer is the
-state of all. It ends, with all its processes and its directory, when stdin ends, when its parent is gone, or on
-SIGTERM. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it ends.) Only this file imports asyncssh.
+It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON from stdin, what to
+start, and answers with one line on stdout. Each line on the Unix socket `orders` of its directory changes the state of
+one host, [verb, name], or ends it, ["stop", ""]; the answer is the state of all. It ends, with all its processes and its
+directory, on `stop` or SIGTERM, when stdin ends, and when its parent is gone. One that is kept has no parent, and does
+not end with stdin, but 2 h after the last use. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it
+ends.) Only this file imports asyncssh.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import asyncssh
@@ -30,6 +33,7 @@ from distmagic.remote.system import processes
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
 _GIVE_UP_S = 5.0
 _POLL_S = 0.5
+_IDLE_S = 7200.0  # of one that is kept
 _STATES = {
     "freeze": "frozen",
     "thaw": "up",
@@ -262,8 +266,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 # ---- the hosts
 
 
-async def serve(directory: Path, count: int, python: str, parent: int) -> None:
-    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`."""
+async def serve(directory: Path, count: int, python: str, parent: int | None) -> None:
+    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`; None: until it is idle."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
@@ -284,35 +288,57 @@ async def serve(directory: Path, count: int, python: str, parent: int) -> None:
         await hosts[home.name].listen()
     lines = [host.known_hosts_line() for host in hosts.values()]
     (directory / "known_hosts").write_text("".join(lines))
+    obey = partial(_obey, hosts, asyncio.Lock(), over)
+    await asyncio.start_unix_server(obey, "orders")  # this process works in `directory`
     ports = [host.port for host in hosts.values()]
     print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
-    obeying = asyncio.create_task(_obey(hosts, over))
+    ending = asyncio.create_task(_idle(hosts) if parent is None else _end_of_stdin())
+    ending.add_done_callback(lambda _: over.set())
     try:
-        _watch(parent, over)
+        if parent is not None:
+            _watch(parent, over)
         await over.wait()
     finally:
-        obeying.cancel()
+        ending.cancel()
         for host in hosts.values():
             host.thawed.set()
         end_all()
 
 
-async def _obey(hosts: dict[str, PlayedHost], over: asyncio.Event) -> None:
-    """Carry out each line of stdin, and answer with [name, state, number of processes] of all hosts."""
+async def _obey(
+    hosts: dict[str, PlayedHost], turn: asyncio.Lock, over: asyncio.Event,
+    orders: asyncio.StreamReader, answers: asyncio.StreamWriter,
+) -> None:  # fmt: skip
+    """Carry out a line, and answer with [name, state, number of processes] of all hosts. An end has no answer."""
+    line = await orders.readline()
+    verb, name = json.loads(line or '["", ""]')
+    if verb == "stop":
+        over.set()
+        await asyncio.Event().wait()
+    async with turn:
+        if verb:
+            await hosts[name].suffer(verb)
+        rows = [[name, one.state, len(one.processes())] for name, one in hosts.items()]
+    with suppress(OSError):  # nobody reads the answer any more
+        answers.write(json.dumps(rows).encode() + b"\n")
+        await answers.drain()
+        answers.close()
+
+
+async def _end_of_stdin() -> None:
     orders = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(orders)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    try:
-        while line := await orders.readline():
-            verb, name = json.loads(line)
-            if verb:
-                await hosts[name].suffer(verb)
-            rows = [
-                [name, one.state, len(one.processes())] for name, one in hosts.items()
-            ]
-            print(json.dumps(rows), flush=True)  # noqa: T201
-    finally:  # also when nobody reads an answer any more
-        over.set()
+    await orders.read()
+
+
+async def _idle(hosts: dict[str, PlayedHost]) -> None:
+    """Return when for `_IDLE_S` no host had a connection or a process."""
+    used_s = processes.up_s()
+    while processes.up_s() - used_s < _IDLE_S:
+        await asyncio.sleep(min(_IDLE_S / 10, 60.0))
+        if any(one.connections or one.processes() for one in hosts.values()):
+            used_s = processes.up_s()
 
 
 def _watch(parent: int, over: asyncio.Event) -> None:

@@ -27,6 +27,7 @@ LINKED = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
 TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
             "--master-port", "--local-addr"}  # fmt: skip
 OF_COMMANDS = {
+    "--keep",
     "--collective",
     "--json",
     "--everybody",

@@ -151,6 +151,7 @@ STEADY = {
 }
 # What counts a sleep of the machine, too.
 UP = {
+    "playground/server.py": "for how long nobody has used a playground that is kept",
     "payload/seen_files.py": "since when a file has looked so, and how long ago a run began",
     "runner/launch.py": "when a run began, against which seen_files counts",
     "remote/records/listing.py": "when a job began, for a run that follows it after its end: see runner/launch.py",

@@ -241,6 +241,7 @@ class FakePlayground:
     hosts: tuple
     ssh_config: str = "/play/config"
     stopped: bool = False
+    is_kept: bool = False
 
     ordered: list = field(default_factory=list)
 
@@ -255,6 +256,9 @@ class FakePlayground:
 
     def stop(self) -> None:
         self.stopped = True
+
+    def close(self) -> None:
+        self.stopped |= not self.is_kept
 
 
 @dataclass
@@ -316,10 +320,9 @@ class Lab:
             what.uses = self.uses
         return what
 
-    def playground(self, count: int) -> FakePlayground:
-        self.playgrounds.append(
-            FakePlayground(parse_hosts(",".join(f"play-{n}" for n in range(count))))
-        )
+    def playground(self, count: int, *, keep: bool) -> FakePlayground:
+        hosts = parse_hosts(",".join(f"play-{n}" for n in range(count)))
+        self.playgrounds.append(FakePlayground(hosts, is_kept=keep))
         return self.playgrounds[-1]
 
     def run(self, cell: str):

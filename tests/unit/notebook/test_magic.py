@@ -33,6 +33,7 @@ from distmagic.errors import (
 from distmagic.notebook import commands, help_pages, local_run, magic
 from distmagic.outcome.detached import Detached
 from distmagic.payload import pack
+from distmagic.playground import playground
 from distmagic.playground.playground import Playground
 from distmagic.request import flag_parser
 from distmagic.request.hosts import parse_hosts
@@ -646,6 +647,24 @@ def test_a_second_playground_ends_the_first(lab):
     lab.value("%distributed playground 1")
     lab.value("%distributed playground 2")
     assert [each.stopped for each in lab.playgrounds] == [True, False]
+
+
+def test_a_kept_playground_outlives_its_kernel_and_is_found_again(lab, monkeypatch):
+    lab.value("%distributed playground 2 --keep")
+    (own,) = lab.playgrounds
+    lab.value("%unload_ext distmagic")
+    assert not own.stopped
+    monkeypatch.setattr(playground, "found", lambda: own)
+    lab.load()
+    lab.value("%distributed playground")
+    lab.value("%%distributed\nlen([])")
+    assert lab.session.hosts == own.hosts
+    lab.value("%distributed playground 2 --keep")
+    assert (lab.playgrounds, own.stopped) == ([own], False), "the same once more"
+    lab.value("%distributed playground 3 --keep")
+    assert [each.stopped for each in lab.playgrounds] == [True, False]
+    lab.value("%distributed playground stop")
+    assert lab.playgrounds[1].stopped
 
 
 def test_hosts_of_a_playground_are_shown_and_meet_faults(lab, capsys, golden):

@@ -1,5 +1,6 @@
 """The playground's hosts, with the two clients that people use: paramiko and the system's ssh."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -410,6 +411,63 @@ def test_a_killed_kernel_takes_its_playground_along(tmp_path, child):
             wait_until(lambda: processes.read(int(server)) is None, "the server to go")
             assert processes.read(started) is None
         os.kill(int(other), signal.SIGKILL)
+
+
+KEEPING = """
+import sys, threading
+from distmagic.playground import playground
+hosts = playground.start(2, directory=sys.argv[1], keep=True)
+hosts.order("cut", "node2")
+print(hosts._server.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_kept_playground_is_found_by_the_next_kernel(tmp_path, monkeypatch):
+    place = tmp_path / ("long" * 30)  # a socket's path is shorter
+    place.mkdir()
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    assert playground.found() is None
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    kernel = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KEEPING, str(place)],
+        stdout=subprocess.PIPE,
+        env=env,
+    )
+    with kernel:
+        server = int(kernel.stdout.readline())
+        kernel.kill()
+    hosts = playground.found()
+    hosts.close()  # as `%unload_ext` does
+    assert [row[:2] for row in hosts.order()] == [("node1", "up"), ("node2", "cut")]
+    with connect(hosts) as client:
+        assert run(client, "echo up")[0] == "up\n"
+    hosts.stop()
+    wait_until(lambda: processes.read(server) is None, "the server to go")
+    assert (playground.found(), list(place.iterdir())) == (None, [])
+    assert "stopped" in repr(hosts)
+
+
+def test_a_kept_playground_ends_two_hours_after_its_last_use(monkeypatch):
+    from distmagic.playground import server
+
+    now_s = [0.0]
+    last_use_s = 9000.0
+
+    class Host:
+        connections = ()
+
+        def processes(self):
+            return [1] if now_s[0] <= last_use_s else []
+
+    async def sleep(seconds):
+        now_s[0] += seconds
+
+    monkeypatch.setattr(processes, "up_s", lambda: now_s[0])
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(server._idle({"node1": Host()}))
+    assert 0 <= now_s[0] - last_use_s - 7200 < 120
 
 
 def test_a_forked_child_does_not_stop_its_parents_playground(hosts):

@@ -457,7 +457,7 @@ def test_flags_are_completed(text):
         ("%distributed view ", ["0102-030405-ab"]),
         (
             "%distributed playground ",
-            ["freeze", "thaw", "cut", "heal", "off", "on", "stop"],
+            ["freeze", "thaw", "cut", "heal", "off", "on", "stop", "--keep"],
         ),
         ("%distributed stop 0102-030405-ab ", []),
         ("%distributed jobs ", []),

@@ -72,7 +72,7 @@ class Hosts:
             self.end(cell, rank, "signalled", code=-2)
         elif isinstance(message, p.RunCell) and message.data:
             is_other = rank in self.ignored
-            self.begin(cell, rank, "" if is_other else message.kernel)
+            self.begin(cell, rank, "another" if is_other else message.kernel)
             if is_other or not self.ignored:
                 self.end(cell, rank, "returned")
 

@@ -1,7 +1,8 @@
-"""distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress live.
+"""distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress
+live.
 
-How data flows: each arrow is a function, and each noun is a frozen dataclass. No step changes the result of an earlier
-one.
+How data flows: each arrow is a function, and each noun is a frozen dataclass. No step changes the
+result of an earlier one.
 
     the cell's line   --request/flags.parse_line-->        Request: JobSpec (what to run), Access (how to reach hosts)
     --hosts, settings --request/config.choose_hosts-->     Hosts
@@ -22,9 +23,9 @@ one.
     --on osmo         --systems/osmo/run-->                no hosts: a workflow, whose log becomes Events
     --export          --session/exporting, systems/*/export-->  no run: a folder that starts the same job on a cluster
 
-The packages, from the top layer down. No package imports from a layer above it; `tests/unit/test_layers.py` checks this
-against the same table. Each package's `__init__` describes what the package does, what it never does, and in which
-order to read it.
+The packages, from the top layer down. No package imports from a layer above it;
+`tests/unit/test_layers.py` checks this against the same table. Each package's `__init__` describes
+what the package does, what it never does, and in which order to read it.
 
     cli.py         the notebook's commands in a terminal: `distmagic run train.py`
     notebook/      what a user types in IPython: `%%distributed`, `%distributed`, the Tab key
@@ -57,7 +58,8 @@ order to read it.
     errors.py, sanitize.py    used by all of these
     help/          the user manual; `%distributed help TOPIC` shows it
 
-`remote/` runs on the hosts. It needs only Python's standard library, and is sent to each host as one zip:
+`remote/` runs on the hosts. It needs only Python's standard library, and is sent to each host as
+one zip:
 
     remote/keeper/    starts contacts on a scheduler's node; sent as text, before the zip
     remote/contact/   answers a notebook over one SSH channel, transfers blobs, keeps torch loaded
@@ -73,8 +75,8 @@ order to read it.
     remote/records/   what is stored on a host: directories, journals, logs, the list of jobs
     remote/wire/      the messages between notebook and hosts: each a frozen dataclass and one line of JSON
 
-This file is sent with `remote/`, so that `import distmagic` works on a rank. The other packages are missing on hosts,
-so this file imports each name only when it is first used.
+This file is sent with `remote/`, so that `import distmagic` works on a rank. The other packages are
+missing on hosts, so this file imports each name only when it is first used.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext distmagic`: unregister both magics, and close all connections and the playground."""
+    """`%unload_ext distmagic`: unregister both magics, and close all connections and the
+    playground.
+    """
     from distmagic.notebook.magic import unload_ipython_extension as unload
 
     unload(shell)

@@ -1,4 +1,6 @@
-"""distmagic for plain Python: `distmagic.run` calls a function on every rank; and the one session of this process."""
+"""distmagic for plain Python: `distmagic.run` calls a function on every rank; and the one session
+of this process.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# The types of options that are checked in this module, as `Options` spells them, and their names for a user. Items of a
-# tuple are checked where they are used.
+# The types of options that are checked in this module, as `Options` spells them, and their names
+# for a user. Items of a tuple are checked where they are used.
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "str": (str, "a string"),
     "bool": (bool, "True or False"),
@@ -51,8 +53,9 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of `distmagic.run` that are options: fields of `JobSpec` and `Access`. None means the
-    default.
+    """The keyword arguments of `distmagic.run` that are options: fields of `JobSpec` and `Access`.
+
+    None means the default.
     """
 
     nproc_per_node: Slots | None
@@ -94,7 +97,8 @@ class Options(TypedDict, total=False):
 def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, Access]:
     """Return the job, and `access` changed by the options.
 
-    None leaves an option as in `access`, or at its default. Raises `UsageError` for a value of a wrong type.
+    None leaves an option as in `access`, or at its default. Raises `UsageError` for a value of a
+    wrong type.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
@@ -162,9 +166,11 @@ def run(  # noqa: PLR0913  # a call, and where it runs
 ) -> Run | Detached | BackgroundRun:
     """Call `fn(*args, **kwargs)` on every rank of a job, from plain Python, and return the `Run`.
 
-    With `background` it returns a `BackgroundRun` at once, with `detach` a `Detached` as soon as the job runs.
+    With `background` it returns a `BackgroundRun` at once, with `detach` a `Detached` as soon as
+    the job runs.
 
-    The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in bytes:
+    The options are the flags of `%%distributed`, with underscores; times are in seconds, sizes in
+    bytes:
 
         kwargs               keyword arguments of fn
         hosts                hosts and their number of ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or a list:
@@ -177,8 +183,8 @@ def run(  # noqa: PLR0913  # a call, and where it runs
         payload_limit_bytes  limit for the size of the captured data
         screen               where the run is shown; None: widgets, a terminal or plain lines
 
-    Raises the errors of `%%distributed`: `UsageError`, `PayloadError`, a `HostError` (or `HostErrors`), or a
-    `RunError`, whose `run` attribute is the `Run`.
+    Raises the errors of `%%distributed`: `UsageError`, `PayloadError`, a `HostError` (or
+    `HostErrors`), or a `RunError`, whose `run` attribute is the `Run`.
     """
     check_system()
     parameters = list(inspect.signature(run).parameters)
@@ -222,15 +228,16 @@ def sweep(
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
     **options: Unpack[Options],
 ) -> Sweep:
-    """Call `fn` once for each combination of the values in `grid`, as runs side by side on the devices of the hosts.
+    """Call `fn` once for each combination of the values in `grid`, as runs side by side on the
+    devices of the hosts.
 
-    `distmagic.sweep(train, {"lr": [0.1, 0.01], "seed": range(3)}, hosts="gpu-a:4,gpu-b:4")` makes six runs. Each has
-    `nproc_per_node` ranks (default 1) on one host, one device for each rank, and its own working directory. Runs
-    without free devices wait in a queue. The other arguments and options are those of `distmagic.run`; every run gets
-    `kwargs`.
+    `distmagic.sweep(train, {"lr": [0.1, 0.01], "seed": range(3)}, hosts="gpu-a:4,gpu-b:4")` makes
+    six runs. Each has `nproc_per_node` ranks (default 1) on one host, one device for each rank, and
+    its own working directory. Runs without free devices wait in a queue. The other arguments and
+    options are those of `distmagic.run`; every run gets `kwargs`.
 
-    It returns a `Sweep` at once, which shows a table that grows. Raises `UsageError`, `PayloadError` or a `HostError`.
-    Errors of single runs are in `Sweep.failed`.
+    It returns a `Sweep` at once, which shows a table that grows. Raises `UsageError`,
+    `PayloadError` or a `HostError`. Errors of single runs are in `Sweep.failed`.
     """
     check_system()
     known = [*inspect.signature(sweep).parameters, *Options.__annotations__]
@@ -264,7 +271,9 @@ def sweep(
 
 
 def _tell_options() -> None:
-    """Add the options to the signature and the docstring of `run`, for `help`, Tab and Shift-Tab."""
+    """Add the options to the signature and the docstring of `run`, for `help`, Tab and
+    Shift-Tab.
+    """
     signature = inspect.signature(run)
     *parameters, _ = signature.parameters.values()
     usual = JobSpec()  # the defaults of `Access` are in `access`
@@ -308,7 +317,8 @@ def _launch(
                 in_background=in_background,
             )
         except RunError as error:
-            # A failed run gets no variable name: the assignment `run = distmagic.run(...)` has not completed.
+            # A failed run gets no variable name: the assignment `run = distmagic.run(...)` has not
+            # completed.
             error.hint = _OF_A_RUN.sub("error.run", error.hint)
             raise
 
@@ -319,7 +329,8 @@ _OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[|\.fetch\()")
 def _place(
     hosts: str | Sequence[Host | str] | None, allocation: HostsRequest | None
 ) -> tuple[tuple[Host, ...], Access]:
-    """Return the hosts of a call and the way to reach them; () means this machine, or the nodes of `allocation`.
+    """Return the hosts of a call and the way to reach them; () means this machine, or the nodes of
+    `allocation`.
 
     A call without hosts runs on the hosts of the notebook's cells, or else on DISTMAGIC_HOSTS.
     """
@@ -344,7 +355,10 @@ def _function_name(fn: Callable[..., Any]) -> str:
 def _title(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the call as its author would write it: `train(500, lr=0.1)`. Large values are shortened."""
+    """Return the call as its author would write it: `train(500, lr=0.1)`.
+
+    Large values are shortened.
+    """
     name = getattr(fn, "__name__", type(fn).__name__)
     given = [reprlib.repr(value) for value in args]
     given += [f"{key}={reprlib.repr(value)}" for key, value in kwargs.items()]

@@ -1,5 +1,5 @@
-"""The program `distmagic` for a terminal: the commands of `%distributed`, above all `distmagic run train.py 50 --lr
-0.1`.
+"""The program `distmagic` for a terminal: the commands of `%distributed`, above all `distmagic run
+train.py 50 --lr 0.1`.
 """
 
 # ruff: noqa: T201  # what a command prints is its output
@@ -50,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
-    """Return a function that rewords a message, which may be about a job, for a user who typed `words` in a terminal.
+    """Return a function that rewords a message, which may be about a job, for a user who typed
+    `words` in a terminal.
 
-    A terminal has neither magics nor a variable `run`. Suggested commands about a job repeat the hosts in `words`,
-    because no kernel remembers them.
+    A terminal has neither magics nor a variable `run`. Suggested commands about a job repeat the
+    hosts in `words`, because no kernel remembers them.
     """
     typed = words[1:]
     if words[:1] == ("run",):
@@ -79,7 +80,9 @@ def for_terminal(words: Sequence[str]) -> Callable[[str, str], str]:
 
 
 def _not_shown_yet(error: DistmagicError) -> str:
-    """Return the text of an error, without the rank's traceback if the rank's own output above shows it already."""
+    """Return the text of an error, without the rank's traceback if the rank's own output above
+    shows it already.
+    """
     traceback = getattr(error, "remote_traceback", "").rstrip()
     run = getattr(error, "run", None)
     if traceback and run is not None:
@@ -90,7 +93,10 @@ def _not_shown_yet(error: DistmagicError) -> str:
 
 
 def _tell(left: object) -> int:
-    """Print where to find a job that runs on detached, and return the exit code. A finished run was shown already."""
+    """Print where to find a job that runs on detached, and return the exit code.
+
+    A finished run was shown already.
+    """
     from distmagic.diagnosis.report import Report
     from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run

@@ -1,13 +1,14 @@
 """All errors that a user can meet, grouped by where the fault is.
 
 - the user's request: `UsageError` and under it `NoResult`; `PayloadError`
-- the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`, `PreflightError`;
-  `AllocationEnded`
+- the hosts: `HostError` and under it `Unreachable`, `HostKeyError`, `AuthenticationError`,
+  `PreflightError`; `AllocationEnded`
 - the connection: `WireError` and under it `ConnectionLost`, `ProtocolError`
-- the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Hung`, `Cancelled`, `TimedOut`
+- the run: `RunError` and under it `WorkerFailed`, `RendezvousFailed`, `NodeLost`, `Hung`,
+  `Cancelled`, `TimedOut`
 
-A message states what happened, and on which host or rank. The hint states what to do next. Each other library is
-imported in one module, which converts the library's exceptions to these.
+A message states what happened, and on which host or rank. The hint states what to do next. Each
+other library is imported in one module, which converts the library's exceptions to these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class DistmagicError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows instead of a traceback through distmagic's own frames."""
+        """Return the lines that IPython shows instead of a traceback through distmagic's own
+        frames.
+        """
         lines = [f"{type(self).__name__}: {self.message}"]
         if self.hint:
             lines.append(self.hint)
@@ -80,7 +83,9 @@ class PreflightError(HostError):
 
 
 class AllocationEnded(DistmagicError):
-    """The scheduler's job that held the hosts has ended: by its time limit, by scancel, or because a node failed."""
+    """The scheduler's job that held the hosts has ended: by its time limit, by scancel, or because
+    a node failed.
+    """
 
 
 class HostErrors(DistmagicError):
@@ -110,7 +115,8 @@ class ProtocolError(WireError):
 class RunError(DistmagicError):
     """The run itself failed; `run` is the `Run` up to the failure, with states, logs and metrics.
 
-    `stacks` has the stack traces of the ranks if the run hung, identical ones only once; "" if none were collected.
+    `stacks` has the stack traces of the ranks if the run hung, identical ones only once; "" if none
+    were collected.
     """
 
     def __init__(self, message: str, hint: str = "", stacks: str = "") -> None:
@@ -144,16 +150,19 @@ class WorkerFailed(RunError):
         return "\n".join(part for part in parts if part)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what happened and the failing line of the user's code; the view above shows the whole traceback."""
+        """Return what happened and the failing line of the user's code; the view above shows the
+        whole traceback.
+        """
         first, *rest = super()._render_traceback_()
         return [first, *_own_line(self.remote_traceback), *rest]
 
 
 def _own_line(traceback: str) -> list[str]:
-    """Return the location and the marked line of the innermost frame of the user's code in a traceback; [] if it has
-    none.
+    """Return the location and the marked line of the innermost frame of the user's code in a
+    traceback; [] if it has none.
 
-    User code is every file outside the directories of Python's standard library and of installed packages.
+    User code is every file outside the directories of Python's standard library and of installed
+    packages.
     """
     lines = traceback.splitlines()
     for index in range(len(lines) - 2, -1, -1):

@@ -1,4 +1,5 @@
-"""The names by which hosts identify this process: the owner of its jobs, and the working directory of its runs.
+"""The names by which hosts identify this process: the owner of its jobs, and the working directory
+of its runs.
 
 The owner of a job is a user at a machine, with the notebook or the script:
 
@@ -6,17 +7,18 @@ The owner of a job is a user at a machine, with the notebook or the script:
     ann@laptop:notebook (kernel 5f0c...)         a kernel with an unknown notebook: the name of its connection file
     ann@laptop:train.py (process 812-3fa9c1)     a script, or IPython in a terminal: one name for each process
 
-The part in brackets distinguishes kernels without a notebook path. A host drops it when it sums up disk use by owner
-(`listing.kept_for`).
+The part in brackets distinguishes kernels without a notebook path. A host drops it when it sums up
+disk use by owner (`listing.kept_for`).
 
-The origin of a working directory has the user and the whole path, so that the next kernel finds the directory again:
+The origin of a working directory has the user and the whole path, so that the next kernel finds the
+directory again:
 
     ann@laptop:/home/ann/train.ipynb             a notebook whose path is known
     ann@laptop:/home/ann/train.py                a script
     ann@laptop:/home/ann                         any other kernel or process in this folder
 
-So several owners may use one directory. It records its owners, and `clean all` does not remove it while another one
-uses it.
+So several owners may use one directory. It records its owners, and `clean all` does not remove it
+while another one uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ _KERNEL_FILE = "kernel-"
 
 
 def owner() -> str:
-    """Return the name of this process as an owner of jobs. Only a kernel of the same notebook has the same name."""
+    """Return the name of this process as an owner of jobs.
+
+    Only a kernel of the same notebook has the same name.
+    """
     # The notebook of this kernel; "" if this process is no kernel.
     connection_file = _connection_file()
     if not connection_file:
@@ -73,10 +78,12 @@ def new_job() -> str:
 
 
 def notebook_path() -> str:
-    """Return the path of this kernel's notebook; "" if this process is no kernel or the path is unknown.
+    """Return the path of this kernel's notebook; "" if this process is no kernel or the path is
+    unknown.
 
-    A kernel's children inherit its variables. So a program started by `!python` must not count as the notebook. Neither
-    must a notebook executed by papermill or nbclient, whose connection file has another kind of name.
+    A kernel's children inherit its variables. So a program started by `!python` must not count as
+    the notebook. Neither must a notebook executed by papermill or nbclient, whose connection file
+    has another kind of name.
     """
     connection_file = _connection_file()
     if not connection_file:
@@ -88,7 +95,9 @@ def notebook_path() -> str:
 
 
 def _connection_file() -> str:
-    """Return the name of this kernel's connection file without its extension; "" if this process is no kernel."""
+    """Return the name of this kernel's connection file without its extension; "" if this process is
+    no kernel.
+    """
     module = sys.modules.get("ipykernel.kernelapp")
     if module is None or not module.IPKernelApp.initialized():
         return ""
@@ -97,7 +106,10 @@ def _connection_file() -> str:
 
 @functools.cache
 def _script(pid: int) -> str:
-    """Return the name of this script's process. `pid` is its own pid, so that a forked child gets another name."""
+    """Return the name of this script's process.
+
+    `pid` is its own pid, so that a forked child gets another name.
+    """
     script = Path(sys.argv[0] if sys.argv else "")
     # The first form is for `python -m NAME`.
     name = script.parent.name if script.name == "__main__.py" else script.name
@@ -109,8 +121,8 @@ def _script(pid: int) -> str:
 def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
     """Return the working directory of a run, before its files are known.
 
-    A directory that the user names is shared by all runs with that name. Any other belongs to one user's runs of one
-    notebook or script.
+    A directory that the user names is shared by all runs with that name. Any other belongs to one
+    user's runs of one notebook or script.
     """
     if spec.name is not None:
         return WorkDir(name=spec.name, is_fresh=spec.fresh)
@@ -128,7 +140,9 @@ def work_dir(spec: JobSpec, payload: Payload | None = None) -> WorkDir:
 
 
 def own_origin() -> str:
-    """Return the origin of this process's working directories: user, machine, and path of the notebook or script."""
+    """Return the origin of this process's working directories: user, machine, and path of the
+    notebook or script.
+    """
     _, path = _of_this_process()
     return _of_this_person(path)
 

@@ -1,7 +1,8 @@
-"""The hosts on which this process's notebook runs its cells: the magics register them, `distmagic.run` reads them.
+"""The hosts on which this process's notebook runs its cells: the magics register them,
+`distmagic.run` reads them.
 
-It is a module of its own because the magics load long before any code that contacts hosts: loading the extension must
-stay fast.
+It is a module of its own because the magics load long before any code that contacts hosts: loading
+the extension must stay fast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _registered: list[ChooseHosts] = []
 
 
 def register(choose: ChooseHosts) -> None:
-    """Register `choose`, which returns the hosts and the way to reach them. The last registered function is used."""
+    """Register `choose`, which returns the hosts and the way to reach them.
+
+    The last registered function is used.
+    """
     _registered.append(choose)
 
 
@@ -28,5 +32,8 @@ def unregister(choose: ChooseHosts) -> None:
 
 
 def current() -> tuple[tuple[Host, ...], Access] | None:
-    """Return the notebook's hosts and the way to reach them; None outside of a notebook. Raises `UsageError`."""
+    """Return the notebook's hosts and the way to reach them; None outside of a notebook.
+
+    Raises `UsageError`.
+    """
     return _registered[-1]() if _registered else None

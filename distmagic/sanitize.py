@@ -1,5 +1,5 @@
-"""Makes text and pictures from other machines harmless: no text moves the cursor, hides text or reverses its direction.
-Pure.
+"""Makes text and pictures from other machines harmless: no text moves the cursor, hides text or
+reverses its direction. Pure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _KEPT = re.compile(r"[\n\r]|\x1b\[[0-9;]*m|(?P<other>" + ESCAPE.pattern + ")")
 _CONTROL = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff]"
 )
-# Invisible characters of Unicode's category Cf: some reverse the direction of the following text, some hide text. The
-# joiners U+200C and U+200D are kept: Persian, languages of India and emoji need them.
+# Invisible characters of Unicode's category Cf: some reverse the direction of the following text,
+# some hide text. The joiners U+200C and U+200D are kept: Persian, languages of India and emoji need
+# them.
 _HIDDEN = re.compile(
     r"[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
@@ -32,8 +33,9 @@ _HALF = re.compile(r"[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters, surrogates and line breaks. The visible part of a colour sequence
-    remains.
+    """Return `text` without control characters, surrogates and line breaks.
+
+    The visible part of a colour sequence remains.
     """
     return _HALF.sub("\ufffd", _HIDDEN.sub("", _CONTROL.sub("", text)))
 
@@ -44,7 +46,9 @@ def line(text: str) -> str:
 
 
 def log(text: str) -> str:
-    """Return `text` with its line breaks, carriage returns, tabs and colours, without other control sequences."""
+    """Return `text` with its line breaks, carriage returns, tabs and colours, without other control
+    sequences.
+    """
     if _without_breaks(text).isprintable():
         return text
     found, at = [], 0
@@ -58,7 +62,9 @@ def log(text: str) -> str:
 
 
 def _revealing(sequence: str) -> str:
-    """Return a colour sequence (SGR of ECMA-48) without code 8, which conceals text; "" if nothing remains."""
+    """Return a colour sequence (SGR of ECMA-48) without code 8, which conceals text; "" if nothing
+    remains.
+    """
     codes = sequence[2:-1].split(";")
     numbers = [code.lstrip("0") for code in codes]
     kept: list[str] = []
@@ -96,7 +102,9 @@ def _without_breaks(text: str) -> str:
 
 
 def png(text: str) -> str:
-    """Decode and encode a base64 PNG again; return "" for anything else, and for a very large picture."""
+    """Decode and encode a base64 PNG again; return "" for anything else, and for a very large
+    picture.
+    """
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

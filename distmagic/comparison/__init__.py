@@ -1,7 +1,8 @@
-"""Compares several runs: a table with one row a run, and one chart a metric with the curves of all runs.
+"""Compares several runs: a table with one row a run, and one chart a metric with the curves of all
+runs.
 
-All modules are pure: states of runs go in, text and HTML come out. A finished run is kept as a small summary, which
-holds no reference to the run. Read in this order:
+All modules are pure: states of runs go in, text and HTML come out. A finished run is kept as a
+small summary, which holds no reference to the run. Read in this order:
 
     summary.py    the summary of a run: label, outcome, last and best value of each metric, curves
     arguments.py  the arguments that differ between runs

@@ -1,5 +1,5 @@
-"""The arguments that differ between runs: `fit(lr=0.1)` and `fit(lr=0.2)`, `train.py --lr 0.1` and `train.py --lr 0.2`.
-Pure.
+"""The arguments that differ between runs: `fit(lr=0.1)` and `fit(lr=0.2)`, `train.py --lr 0.1` and
+`train.py --lr 0.2`. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _WIDTH = 20  # characters of a value
 
 
 def arguments(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return the arguments that differ between runs, in the order of the calls: one text for each run, "" if it has
-    none.
+    """Return the arguments that differ between runs, in the order of the calls: one text for each
+    run, "" if it has none.
     """
     found = [arguments_of(run.call) for run in runs]
     names = dict.fromkeys(name for given in found for name in given)
@@ -40,7 +40,9 @@ def trainings(runs: Sequence[RunSummary]) -> tuple[tuple[int, ...], ...]:
 
 
 def arguments_of(call: str) -> dict[str, str]:
-    """Return the arguments of a Python call or a command line by name; positional ones by their position."""
+    """Return the arguments of a Python call or a command line by name; positional ones by their
+    position.
+    """
     tree = _call_of(call)
     if tree is None:
         _, words = _command(call)
@@ -63,7 +65,9 @@ def _call_of(text: str) -> ast.Call | None:
 
 
 def _command(text: str) -> tuple[str, list[str]]:
-    """Return a script or module and the words after it; or the whole text and no words if it is neither."""
+    """Return a script or module and the words after it; or the whole text and no words if it is
+    neither.
+    """
     try:
         words = shlex.split(text)
     except ValueError:

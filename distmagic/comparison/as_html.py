@@ -17,8 +17,9 @@ _MAX_CURVES = 8
 
 
 def html(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
-    """Return the table, and one chart for each metric with a line for each run. Each group in `trainings` gets its own
-    charts.
+    """Return the table, and one chart for each metric with a line for each run.
+
+    Each group in `trainings` gets its own charts.
     """
     head = f'<div class="dm-head"><span>{q.plural(len(runs), "run")}</span></div>'
     parts = [style(), head]
@@ -51,7 +52,8 @@ def _curves(runs: Mapping[int, RunSummary]) -> str:
             row: one for row, one in all_of_name.items() if one and len(one.bins) > 1
         }
         if found:
-            # Curves of one metric, keyed by row. If only some runs count steps, only these are drawn.
+            # Curves of one metric, keyed by row. If only some runs count steps, only these are
+            # drawn.
             by_step = any(metric.by_step for metric in found.values())
             drawn = {row: one for row, one in found.items() if one.by_step == by_step}
             curve = Curve(name=name, lines=drawn, by_step=by_step)

@@ -40,7 +40,9 @@ def names_of_metrics(runs: Sequence[RunSummary]) -> list[str]:
 def _of_metric(
     runs: Sequence[RunSummary], name: str, trainings: Iterable[Sequence[int]]
 ) -> Iterator[Column]:
-    """Yield a column with the last values of a metric, and one with its best values if the metric has a best."""
+    """Yield a column with the last values of a metric, and one with its best values if the metric
+    has a best.
+    """
     found = {row: run.metrics[name] for row, run in enumerate(runs) if name in run.metrics}  # fmt: skip
     lasts = [q.number(found[row].last) if row in found else "" for row in range(len(runs))]  # fmt: skip
     title = cut_middle(plain(name), _TITLE)
@@ -61,7 +63,10 @@ def _of_metric(
 
 
 def text(runs: Sequence[RunSummary], trainings: Sequence[Sequence[int]]) -> str:
-    """Return the table, one row for each run. A star marks the best value of each metric, overall or in each group."""
+    """Return the table, one row for each run.
+
+    A star marks the best value of each metric, overall or in each group.
+    """
     if not runs:
         return "no runs"
     lines = text_lines(columns(runs, trainings))

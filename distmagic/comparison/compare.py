@@ -16,10 +16,11 @@ _KEPT = 50  # number of remembered runs
 
 
 class Comparison:
-    """Several runs next to each other: a table and, in a notebook, charts with the curves of all runs.
+    """Several runs next to each other: a table and, in a notebook, charts with the curves of all
+    runs.
 
-    `runs` has a summary of each, in the given order. If `is_apart`, only runs of the same function or script are
-    compared and share a chart.
+    `runs` has a summary of each, in the given order. If `is_apart`, only runs of the same function
+    or script are compared and share a chart.
     """
 
     def __init__(self, runs: Sequence[RunSummary], *, is_apart: bool = False) -> None:
@@ -34,11 +35,12 @@ class Comparison:
 
 
 def compare(*runs: object) -> Comparison:
-    """Compare runs: one table row for each, with the last and the best value of each metric, and charts of all curves.
+    """Compare runs: one table row for each, with the last and the best value of each metric, and
+    charts of all curves.
 
-    A background run is compared by its values so far. A run's label is its `--name`, or its call. The best value of a
-    metric is the max if its name is like an accuracy or a score, otherwise the min. Raises `UsageError` for an object
-    that is not a run.
+    A background run is compared by its values so far. A run's label is its `--name`, or its call.
+    The best value of a metric is the max if its name is like an accuracy or a score, otherwise the
+    min. Raises `UsageError` for an object that is not a run.
     """
     found = []
     for run in runs:
@@ -64,7 +66,10 @@ class RunHistory:
         return tuple(self._runs.values())
 
     def add(self, state: RunState) -> None:
-        """Remember a finished run. Never raises, because its error would hide the results of the run."""
+        """Remember a finished run.
+
+        Never raises, because its error would hide the results of the run.
+        """
         key = f"{state.job} {state.cell}"
         self._runs.pop(key, None)
         try:

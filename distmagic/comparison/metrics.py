@@ -38,10 +38,14 @@ class Metrics(list[dict[str, float | int | None]]):
 
 
 def metrics_of(state: RunState) -> Metrics:
-    """Return the rows of `Run.metrics`. A restarted rank counts its seconds from 0 again: its later rows come last."""
+    """Return the rows of `Run.metrics`.
+
+    A restarted rank counts its seconds from 0 again: its later rows come last.
+    """
     rows: dict[tuple[int, float, int, float | None], dict[str, float | int | None]] = {}
     for rank, table in state.series.items():
-        # Each restart is seen in the metric with the most points. What was reported together is one row.
+        # Each restart is seen in the metric with the most points. What was reported together is one
+        # row.
         restarts_at: dict[tuple[float, float | None], int] = {}
         by_length = sorted(table.items(), key=lambda one: -len(one[1]))
         for name, series in by_length:
@@ -77,8 +81,9 @@ class Plot:
 
 
 def plot_of(state: RunState, names: Sequence[str]) -> Plot:
-    """Return the curves of these metrics, or of all. Raises `UsageError` for a metric that no rank has reported at
-    least twice.
+    """Return the curves of these metrics, or of all.
+
+    Raises `UsageError` for a metric that no rank has reported at least twice.
     """
     known = names_of_curves(state)
     for name in names:

@@ -1,4 +1,7 @@
-"""The summary of a run for comparisons. It is small, whatever the run's length and number of ranks."""
+"""The summary of a run for comparisons.
+
+It is small, whatever the run's length and number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ _MAX_RANKS = 64  # ranks whose curves are used: a thousand would take seconds
 _POINTS = 60  # points of a curve
 _LABEL = 60  # characters of a label
 _CALL = 2000  # characters
-# Parts of a metric's name that mean higher is better. For all other metrics, such as a loss, lower is better.
+# Parts of a metric's name that mean higher is better. For all other metrics, such as a loss, lower
+# is better.
 _MORE_IS_BETTER = frozenset(
     ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "fps", "iou", "map", "map50", "miou", "precision",
      "psnr", "r2", "recall", "return", "reward", "rouge", "score", "ssim", "success", "throughput", "top1", "top5")
 )  # fmt: skip
-# Parts of a name that mean no value is best, a schedule or a magnitude, unless another part says which.
+# Parts of a name that mean no value is best, a schedule or a magnitude, unless another part says
+# which.
 _NO_BEST = frozenset(("epoch", "lr", "rate", "step"))
 _MAGNITUDES = frozenset(("gnorm", "norm", "scale"))
 _LESS_IS_BETTER = frozenset(("err", "error", "loss"))
@@ -30,11 +35,13 @@ _A_SECOND = re.compile(r"\bper s(ec(ond)?)?\b")
 
 @frozen
 class MetricSummary(CurveLine):
-    """One metric of one run: the mean of the last values of its ranks, and the best value of any rank.
+    """One metric of one run: the mean of the last values of its ranks, and the best value of any
+    rank.
 
-    With more than 64 ranks, the best value and the curve come from 64 of them. `best` is None if no value was a number.
-    `bins` are the points of the curve, averaged over ranks; x is the step, or seconds if not `by_step`. `holes` are the
-    first and last x of stretches that can't be drawn, such as NaN.
+    With more than 64 ranks, the best value and the curve come from 64 of them. `best` is None if no
+    value was a number. `bins` are the points of the curve, averaged over ranks; x is the step, or
+    seconds if not `by_step`. `holes` are the first and last x of stretches that can't be drawn,
+    such as NaN.
     """
 
     best: float | None
@@ -43,7 +50,10 @@ class MetricSummary(CurveLine):
 
 @frozen
 class RunSummary:
-    """The summary of one run. `label` is its --name, else its `call` as the user wrote it, else its job's name."""
+    """The summary of one run.
+
+    `label` is its --name, else its `call` as the user wrote it, else its job's name.
+    """
 
     job: str
     call: str
@@ -88,7 +98,9 @@ def summary(state: RunState) -> RunSummary:
 
 
 def more_is_better(name: str) -> bool:
-    """Whether a metric is better when higher, judged by its name: `val_acc`, `eval/F1`, `tokens_per_sec`."""
+    """Whether a metric is better when higher, judged by its name: `val_acc`, `eval/F1`,
+    `tokens_per_sec`.
+    """
     words = _words(name)
     if not _LESS_IS_BETTER.isdisjoint(words):
         return False
@@ -97,7 +109,10 @@ def more_is_better(name: str) -> bool:
 
 
 def has_best(name: str) -> bool:
-    """Whether values of a metric can be better or worse, judged by its name. `lr` and `grad_norm` have no best value."""
+    """Whether values of a metric can be better or worse, judged by its name.
+
+    `lr` and `grad_norm` have no best value.
+    """
     words = _words(name)
     if not _MAGNITUDES.isdisjoint(words):
         return False
@@ -106,6 +121,8 @@ def has_best(name: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name, with those of camel case both apart and together: trainAcc, and mAP."""
+    """Return the words of a name, with those of camel case both apart and together: trainAcc, and
+    mAP.
+    """
     apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
     return re.split(r"[^a-z0-9]+", f"{apart} {name}".lower())

@@ -1,8 +1,11 @@
-"""Opens links to hosts, and keeps them open between runs. The requests that are sent over a link are in requests/.
+"""Opens links to hosts, and keeps them open between runs.
 
-A `Link` is a conversation with one `contact` process on a host. A transport has started that process. Links take no
-decisions about a run, and each module handles one job at most. Malformed data from a host raises `ProtocolError`, and
-end of file raises `ConnectionLost`; both name the host. Read in this order:
+The requests that are sent over a link are in requests/.
+
+A `Link` is a conversation with one `contact` process on a host. A transport has started that
+process. Links take no decisions about a run, and each module handles one job at most. Malformed
+data from a host raises `ProtocolError`, and end of file raises `ConnectionLost`; both name the
+host. Read in this order:
 
     link.py           one link: requests and answers, a job's events, bytes of files
     opening.py        opens a link: starts Python on the host, sends the bundle, receives the facts about the host

@@ -1,4 +1,6 @@
-"""Certificates with keys, by which two ends authenticate: the hosts of one delivery, or the nodes of one job."""
+"""Certificates with keys, by which two ends authenticate: the hosts of one delivery, or the nodes
+of one job.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def one_time_secret() -> Secret:
 
 
 def shared_secret(text: str, job: str) -> Secret:
-    """Return a certificate and key, derived from a text that several nodes share and from their job's name.
+    """Return a certificate and key, derived from a text that several nodes share and from their
+    job's name.
 
-    Every node derives the same ones: Ed25519 signs without randomness, and all else in the certificate is fixed.
+    Every node derives the same ones: Ed25519 signs without randomness, and all else in the
+    certificate is fixed.
     """
     from cryptography.hazmat.primitives.asymmetric import ed25519
 

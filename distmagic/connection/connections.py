@@ -1,4 +1,6 @@
-"""The kernel's open connections: one for each host and way of reaching it, reused by the next run."""
+"""The kernel's open connections: one for each host and way of reaching it, reused by the next
+run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ _OPEN_FILES = 1 << 16  # a connection uses two, or eleven with the system's ssh
 
 @dataclass(frozen=True, kw_only=True)
 class _Key:
-    """A host and the way to reach it. After an edit of the SSH configuration the same name may be another machine."""
+    """A host and the way to reach it.
+
+    After an edit of the SSH configuration the same name may be another machine.
+    """
 
     host: Host
     ssh_config: str | None
@@ -47,7 +52,10 @@ class _Key:
 
 
 class Connections:
-    """The kernel's open connections, one for each host and way of reaching it. Safe to use from threads."""
+    """The kernel's open connections, one for each host and way of reaching it.
+
+    Safe to use from threads.
+    """
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -65,8 +73,9 @@ class Connections:
     def link(self, host: Host, access: Access, asker: Asker) -> Link:
         """Open a new link to a host, over its open connection if that still works.
 
-        A connection that does not work is closed for all runs. A broken link does not prove that: a transport's
-        keep-alives end a dead connection within seconds, and then it can start no process.
+        A connection that does not work is closed for all runs. A broken link does not prove that: a
+        transport's keep-alives end a dead connection within seconds, and then it can start no
+        process.
         """
         return self._link(_key(host, access), host, access, asker)
 
@@ -100,7 +109,9 @@ class Connections:
         return open_link(host, transport, python, bundle, access)
 
     def _end_older(self, key: _Key) -> None:
-        """End connections to the same host from before an edit of the SSH configuration, unless a run uses them."""
+        """End connections to the same host from before an edit of the SSH configuration, unless a
+        run uses them.
+        """
         with self._lock:
             opened, links = list(self._open.items()), list(self._links)
         for one, transport in opened:
@@ -127,7 +138,10 @@ class Connections:
     def _connected(
         self, key: _Key, host: Host, access: Access, asker: Asker
     ) -> Transport:
-        """Return the connection to a host. If several threads need it at once, one connects and the others wait."""
+        """Return the connection to a host.
+
+        If several threads need it at once, one connects and the others wait.
+        """
         with self._lock:
             connecting = self._connecting.setdefault(key, threading.Lock())
         with connecting:
@@ -181,7 +195,10 @@ class Connections:
             link.close()  # its connection was closed
 
     def _drop(self, broken: Transport) -> None:
-        """Close a connection that can start no process. A newer connection to the same host stays."""
+        """Close a connection that can start no process.
+
+        A newer connection to the same host stays.
+        """
         with self._lock:
             self._open = {
                 key: known for key, known in self._open.items() if known is not broken
@@ -210,7 +227,9 @@ class Connections:
 
 
 def _allow_many_files() -> None:
-    """Raise this process's soft limit of open files, often 1,024, as far as the hard limit allows."""
+    """Raise this process's soft limit of open files, often 1,024, as far as the hard limit
+    allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -235,10 +254,11 @@ def _key(host: Host, access: Access) -> _Key:
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
 ) -> Transport:
-    """Return a transport to a host: direct for this machine, the system's ssh if it is chosen, else paramiko.
+    """Return a transport to a host: direct for this machine, the system's ssh if it is chosen, else
+    paramiko.
 
-    With `pins`, paramiko trusts the host's key on first use and stores it in that file. Raises `UsageError` if the
-    system's ssh is chosen as well.
+    With `pins`, paramiko trusts the host's key on first use and stores it in that file. Raises
+    `UsageError` if the system's ssh is chosen as well.
     """
     if host.is_local:
         from distmagic.transports import local

@@ -1,4 +1,6 @@
-"""The first links of a run: all hosts are connected to at once, while the notebook's own statements still run."""
+"""The first links of a run: all hosts are connected to at once, while the notebook's own statements
+still run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _LONGER_S = 10.0
 class FirstLinks:
     """Links to the hosts of a fleet, opened in the background. `opener` opens further ones.
 
-    After `settle`, `absent` has the hosts without which the job starts: by index, with their errors.
+    After `settle`, `absent` has the hosts without which the job starts: by index, with their
+    errors.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class FirstLinks:
         needs_remote: bool = False,
         until_done: Callable[[list[Future[Link]]], None] | None = None,
     ) -> tuple[Link, ...]:
-        """Wait for all hosts and `settle`. Meanwhile this thread asks questions (passphrases, one-time passwords).
+        """Wait for all hosts and `settle`.
+
+        Meanwhile this thread asks questions (passphrases, one-time passwords).
 
         `until_done` waits for the futures and asks instead. Raises `Cancelled` for an interrupt.
         """
@@ -102,9 +107,10 @@ class FirstLinks:
     ) -> tuple[Link, ...]:
         """Wait for all `futures`, and return one open link a host, in order.
 
-        If at least `enough` hosts answered, unreachable ones are left out: see `present` and `absent`. With
-        `needs_remote`, one of them must be remote, because other hosts can't connect to this machine. Otherwise all
-        links are closed, and the one error or `HostErrors` is raised.
+        If at least `enough` hosts answered, unreachable ones are left out: see `present` and
+        `absent`. With `needs_remote`, one of them must be remote, because other hosts can't connect
+        to this machine. Otherwise all links are closed, and the one error or `HostErrors` is
+        raised.
         """
         hosts = self.fleet.hosts
         errors = {
@@ -116,7 +122,8 @@ class FirstLinks:
         is_enough = enough is not None and len(there) >= enough
         if needs_remote and all(host.is_local for host in there):
             is_enough = False
-        # A host that is out of reach may come back by itself; a host that refuses the log-in does not.
+        # A host that is out of reach may come back by itself; a host that refuses the log-in does
+        # not.
         may_come_back = all(
             isinstance(error, (Unreachable, ConnectionLost))
             for error in errors.values()

@@ -1,4 +1,6 @@
-"""Links that stay open between runs: they renew the lease of warm processes, and make the next start fast."""
+"""Links that stay open between runs: they renew the lease of warm processes, and make the next
+start fast.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ _FINISH_S = 5.0
 
 
 class IdleLinks:
-    """At most one idle link for each host, way to reach it, and interpreter. Safe to use from threads.
+    """At most one idle link for each host, way to reach it, and interpreter.
 
-    While any link is idle, a thread renews the lease of its host's warm processes, four times per lease.
+    Safe to use from threads.
+
+    While any link is idle, a thread renews the lease of its host's warm processes, four times per
+    lease.
     """
 
     def __init__(self) -> None:
@@ -37,15 +42,18 @@ class IdleLinks:
             return self._links.pop(key, None)
 
     def give(self, key: Hashable, link: Link) -> None:
-        """Keep an unused link. A second one for the same key, or one whose host has no warm process, is ended."""
+        """Keep an unused link.
+
+        A second one for the same key, or one whose host has no warm process, is ended.
+        """
         with self._lock:
             is_kept = link.kept is not None and key not in self._links
             if is_kept:
                 self._links[key] = link
                 if self._thread is None:
                     atexit.unregister(self.close)
-                    # Registered only now, so that it runs before paramiko's own exit handler, which closes all
-                    # connections.
+                    # Registered only now, so that it runs before paramiko's own exit handler, which
+                    # closes all connections.
                     atexit.register(self.close)
                     self._wake.clear()
                     self._thread = threads.begin("warm", self._keep_renewing)
@@ -84,12 +92,14 @@ class IdleLinks:
         link.close()
 
     def close(self) -> set[str]:
-        """End the warm processes of hosts, and all idle links; return the names of the hosts that were reached.
+        """End the warm processes of hosts, and all idle links; return the names of the hosts that
+        were reached.
 
         It takes at most `_FINISH_S` for all of them together.
         """
         if os.getpid() != self._owner:
-            # A forked child that runs its parent's atexit functions: the conversations belong to the parent.
+            # A forked child that runs its parent's atexit functions: the conversations belong to
+            # the parent.
             return set()
         with self._lock:
             links = list(self._links.values())
@@ -98,8 +108,8 @@ class IdleLinks:
             self._wake.set()
             self._wake = threading.Event()
         told = set()
-        # Without threads, because this also runs while Python exits, when no thread can start. So it first tells all
-        # hosts to end, and then waits for each of them.
+        # Without threads, because this also runs while Python exits, when no thread can start. So
+        # it first tells all hosts to end, and then waits for each of them.
         for link in links:
             owner = link.kept.owner if link.kept else ""
             with suppress(DistmagicError):  # out of reach: the lease ends it

@@ -12,10 +12,12 @@ from distmagic.remote.wire import protocol
 
 
 class LeaseKeeper:
-    """Renews a lease of `lease_s` seconds over links, four times per lease, from the first link on until `close`.
+    """Renews a lease of `lease_s` seconds over links, four times per lease, from the first link on
+    until `close`.
 
-    It has its own thread, because the main thread may wait for the user's answer. Each message has its own thread too,
-    so a blocked link delays no other one. It gets its next message only after it has taken the last.
+    It has its own thread, because the main thread may wait for the user's answer. Each message has
+    its own thread too, so a blocked link delays no other one. It gets its next message only after
+    it has taken the last.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -62,7 +64,9 @@ class LeaseKeeper:
 
 
 def send_quietly(link: Link, message: protocol.Message) -> None:
-    """Send a message. A broken link raises no error: the thread that reads from it reports the same."""
+    """Send a message. A broken link raises no error: the thread that reads from it reports the
+    same.
+    """
     try:
         link.send(message)
     except DistmagicError:

@@ -1,7 +1,8 @@
-"""Enforces the limits of message fields (distmagic/remote/wire/bounds.py) on everything that hosts send. Pure.
+"""Enforces the limits of message fields (distmagic/remote/wire/bounds.py) on everything that hosts
+send. Pure.
 
-All messages from hosts are decoded by `DECODER`. It removes terminal control sequences from texts. A correct host keeps
-the limits by itself, so only messages of a faulty host are changed.
+All messages from hosts are decoded by `DECODER`. It removes terminal control sequences from texts.
+A correct host keeps the limits by itself, so only messages of a faulty host are changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _MOST = 1e18
 
 
 def _text(clean: Callable[[str], str]) -> Callable[[int], Limit]:
-    """Return a factory of limits: its limit cuts a text to a length, and applies `clean` to an unprintable one."""
+    """Return a factory of limits: its limit cuts a text to a length, and applies `clean` to an
+    unprintable one.
+    """
 
     def limit_of(most: int) -> Limit:
         def limit(value: str) -> str:
@@ -82,9 +85,11 @@ LIMITS: dict[str, Callable[..., Limit]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FirstReply:
-    """The first reply of a host, before distmagic's code runs on it; see `distmagic.remote.contact.boot`.
+    """The first reply of a host, before distmagic's code runs on it; see
+    `distmagic.remote.contact.boot`.
 
-    `python` is its Python version. `have`: the bundle is on the host. `error`: why the host can't write a file.
+    `python` is its Python version. `have`: the bundle is on the host. `error`: why the host can't
+    write a file.
     """
 
     python: tuple[int, ...] = ()

@@ -1,7 +1,8 @@
-"""The notebook's end of one conversation with one host: requests and answers, a job's events, bytes of files.
+"""The notebook's end of one conversation with one host: requests and answers, a job's events, bytes
+of files.
 
-A `Link` is one `contact` process on the host, reached over a transport. Malformed data from the host raises
-`ProtocolError`, and end of file raises `ConnectionLost`; both name the host.
+A `Link` is one `contact` process on the host, reached over a transport. Malformed data from the
+host raises `ProtocolError`, and end of file raises `ConnectionLost`; both name the host.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from distmagic.transports import Process, Transport
 from distmagic.transports.time_limits import TimeLimit
 
 BOOT_TIMEOUT_S = 30.0
-# Time limit of a request for which the host looks at all files below a folder. A slow file server takes half a minute for
-# a thousand jobs.
+# Time limit of a request for which the host looks at all files below a folder. A slow file server
+# takes half a minute for a thousand jobs.
 WALK_S = 600.0
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
@@ -40,19 +41,23 @@ M = TypeVar("M")
 
 
 def patience_s(files: int, size_bytes: int) -> float:
-    """Return how long a host may read or copy files: its home may be on a slow, shared file server."""
+    """Return how long a host may read or copy files: its home may be on a slow, shared file
+    server.
+    """
     return BOOT_TIMEOUT_S + _S_PER_FILE * files + size_bytes / _SLOWEST_BYTES_PER_S
 
 
 class Link:
-    """One open conversation with a host. Methods block; `close` from another thread ends them. `facts` describe the
-    host.
+    """One open conversation with a host.
+
+    Methods block; `close` from another thread ends them. `facts` describe the host.
 
     `opening.open_link` opens one; the package `requests` has the requests to send over it.
 
-    After `events` have ended, `agent_error` is the last output of an agent that crashed. `warm` describes the warm
-    process from which this run starts, None for exec. `kept` is the warm process of the host, whose link is kept idle
-    between runs. `line_bytes` is the length of the last line, which contained the last of `events`.
+    After `events` have ended, `agent_error` is the last output of an agent that crashed. `warm`
+    describes the warm process from which this run starts, None for exec. `kept` is the warm process
+    of the host, whose link is kept idle between runs. `line_bytes` is the length of the last line,
+    which contained the last of `events`.
     """
 
     def __init__(
@@ -83,7 +88,9 @@ class Link:
 
     @contextmanager
     def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
-        """Close the link if the block takes longer than `timeout_s`, and raise `Unreachable` with the reason `what`."""
+        """Close the link if the block takes longer than `timeout_s`, and raise `Unreachable` with
+        the reason `what`.
+        """
         with TimeLimit(timeout_s, self.close) as limit:
             try:
                 yield
@@ -111,21 +118,27 @@ class Link:
     ) -> M:
         """Send a request whose answer is one line of this type, and return the answer.
 
-        Raises `PreflightError` if the host refuses, `Unreachable` after `limit_s`, by default `BOOT_TIMEOUT_S`, and the
-        errors of `answer`.
+        Raises `PreflightError` if the host refuses, `Unreachable` after `limit_s`, by default
+        `BOOT_TIMEOUT_S`, and the errors of `answer`.
         """
         with self.bounded(limit_s or BOOT_TIMEOUT_S):
             self.send(request)
             return self.answer(kind)
 
     def answer(self, kind: type[M], *more: type[object]) -> M:
-        """Return the next answer, which has one of these types. Raises `PreflightError` for a refusal."""
+        """Return the next answer, which has one of these types.
+
+        Raises `PreflightError` for a refusal.
+        """
         return self._numbered_answer(kind, *more)[1]
 
     def messages(
         self, timeout_s: float
     ) -> Generator[protocol.Message | None, None, None]:
-        """Yield messages from the host, ignoring their numbers. Raises `Unreachable` after `timeout_s`."""
+        """Yield messages from the host, ignoring their numbers.
+
+        Raises `Unreachable` after `timeout_s`.
+        """
         with self.bounded(timeout_s):
             while True:
                 _, message = self._next()
@@ -167,8 +180,9 @@ class Link:
     # ---- a job
 
     def start(self, request: protocol.StartNode) -> None:
-        """Start the job's agent on the host; return when its first message has come. Raises `PreflightError` if it
-        can't start.
+        """Start the job's agent on the host; return when its first message has come.
+
+        Raises `PreflightError` if it can't start.
 
         Before that the host puts the files of the run into its working directory.
         """
@@ -194,10 +208,11 @@ class Link:
         self.agent_error = ""
 
     def events(self) -> Iterator[tuple[int, protocol.Message]]:
-        """Yield (number, event) until the agent ends: from its first event, or from the position given to `attach`.
+        """Yield (number, event) until the agent ends: from its first event, or from the position
+        given to `attach`.
 
-        Raises `ConnectionLost` if the connection ends before that, `PreflightError` if the host refuses to send events,
-        and `ProtocolError`, also for a gap in the numbers.
+        Raises `ConnectionLost` if the connection ends before that, `PreflightError` if the host
+        refuses to send events, and `ProtocolError`, also for a gap in the numbers.
         """
         n = self._last
         if self._hello is not None:
@@ -248,7 +263,8 @@ class Link:
     def line(self) -> bytes:
         """Return the next non-empty line. Raises `ConnectionLost` and `ProtocolError`.
 
-        A host that reserves devices for this notebook sends empty lines to detect whether it is still connected.
+        A host that reserves devices for this notebook sends empty lines to detect whether it is
+        still connected.
         """
         try:
             while not (line := self._lines.line()):
@@ -259,7 +275,8 @@ class Link:
         return line
 
     def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
-        """Send a file's bytes from `offset` on, which the host expects; yield the number of bytes after each block.
+        """Send a file's bytes from `offset` on, which the host expects; yield the number of bytes
+        after each block.
 
         Raises `PayloadError` if the file has become shorter: the conversation can't continue then.
         """
@@ -303,7 +320,10 @@ class Link:
         self._process.close()
 
     def end_requests(self) -> None:
-        """Announce that no request will follow, so that the host's process ends by itself. `finish` waits for that."""
+        """Announce that no request will follow, so that the host's process ends by itself.
+
+        `finish` waits for that.
+        """
         self._process.close_stdin()
 
     def finish(self, timeout_s: float = 5.0) -> None:

@@ -21,7 +21,8 @@ UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 class Fleet:
     """The hosts of a run or a request, and how to reach them.
 
-    A host's index is its position in `known`: first `hosts`, then `spare` ones, which may still join the job.
+    A host's index is its position in `known`: first `hosts`, then `spare` ones, which may still
+    join the job.
     """
 
     hosts: tuple[Host, ...]
@@ -57,11 +58,12 @@ class LinkOpener:
     ) -> Link:
         """Open one more link to a host, to replace a `broken` one, which is closed.
 
-        A link may break alone, because its process on the host was killed. So its connection, which other runs share,
-        is reused as long as it can start a process.
+        A link may break alone, because its process on the host was killed. So its connection, which
+        other runs share, is reused as long as it can start a process.
 
-        Questions go to `asker`, by default to the run's. Without `can_ask` a question raises `AuthenticationError` at
-        once. Raises `UsageError` for a host that this notebook does not know, and the errors of `Connections.link`.
+        Questions go to `asker`, by default to the run's. Without `can_ask` a question raises
+        `AuthenticationError` at once. Raises `UsageError` for a host that this notebook does not
+        know, and the errors of `Connections.link`.
         """
         if host_index == UNKNOWN_HOST:
             raise UsageError(
@@ -77,10 +79,11 @@ class LinkOpener:
         return self.connections.link(host, self.fleet.access, asker)
 
     def link_after_run(self, host_index: int, asker: NotebookAsker) -> Link:
-        """Open one more link to a host when the run is over, or continues elsewhere; this thread asks questions.
+        """Open one more link to a host when the run is over, or continues elsewhere; this thread
+        asks questions.
 
-        `asker` belongs to the caller: the run's own is closed, or served by its own thread. Raises the errors of
-        `link`.
+        `asker` belongs to the caller: the run's own is closed, or served by its own thread. Raises
+        the errors of `link`.
         """
         link = partial(self.link, asker=asker)
         (opening,) = begin_all("reach", link, [host_index])

@@ -1,4 +1,6 @@
-"""Opens a link: starts Python on the host, sends the bundle if it is missing, and receives the facts about the host."""
+"""Opens a link: starts Python on the host, sends the bundle if it is missing, and receives the
+facts about the host.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ def open_link(
     bundle: LocalBlob,
     access: Access | None = None,
 ) -> Link:
-    """Start `contact` on the host, wait for the facts about the host, and return the link. Raises `HostError`,
-    `ConnectionLost`, `ProtocolError`.
+    """Start `contact` on the host, wait for the facts about the host, and return the link.
+
+    Raises `HostError`, `ConnectionLost`, `ProtocolError`.
 
     `access` has the commands of `--setup` and `--exec-prefix`, in which Python is started.
     """

@@ -1,7 +1,7 @@
 """Calls a function for many hosts at once, and combines their errors into one.
 
-Each call has its own thread, so that all calls together take as long as the slowest host. Such a thread mostly waits
-for its host. This process's own computing is done for one host at a time.
+Each call has its own thread, so that all calls together take as long as the slowest host. Such a
+thread mostly waits for its host. This process's own computing is done for one host at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
 def begin_all(
     name: str, act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[Future[B]]:
-    """Start `act` on all things at the same time; return its futures. `name` is the name of the threads."""
+    """Start `act` on all things at the same time; return its futures.
+
+    `name` is the name of the threads.
+    """
     pool = threads_for(len(things), name)
     rows = zip(things, *more, strict=True)
     futures = [pool.submit(act, *arguments) for arguments in rows]
@@ -40,7 +43,9 @@ def begin_all(
 def in_parallel(
     act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
 ) -> list[B]:
-    """Return the results of `act` for all things, computed at the same time. An interrupt waits for none of them.
+    """Return the results of `act` for all things, computed at the same time.
+
+    An interrupt waits for none of them.
 
     If calls fail, the first failure is raised after all calls have ended.
     """

@@ -1,7 +1,8 @@
-"""Questions to the user while connecting to hosts: asked by worker threads, answered on the main thread.
+"""Questions to the user while connecting to hosts: asked by worker threads, answered on the main
+thread.
 
-Only the main thread of a kernel may ask for input. So a connecting thread queues its question and waits, and the main
-thread, which waits for the run anyway, asks the questions one by one.
+Only the main thread of a kernel may ask for input. So a connecting thread queues its question and
+waits, and the main thread, which waits for the run anyway, asks the questions one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class _Question:
 
 
 class NotebookAsker:
-    """Asks in the notebook; without `can_ask`, every question raises the errors of `NoAsker` at once."""
+    """Asks in the notebook; without `can_ask`, every question raises the errors of `NoAsker` at
+    once.
+    """
 
     def __init__(self, *, can_ask: bool) -> None:
         self.can_ask = can_ask
@@ -43,7 +46,9 @@ class NotebookAsker:
         self._closed = False
 
     def ask(self, prompt: str, *, secret: bool) -> str:
-        """Return the user's answer. Callable on any thread; blocks until the main thread has asked the question.
+        """Return the user's answer.
+
+        Callable on any thread; blocks until the main thread has asked the question.
 
         Raises `AuthenticationError` if no user can answer, or if the run ended before the answer.
         """
@@ -73,7 +78,9 @@ class NotebookAsker:
         return answer.strip().lower() in ("y", "yes")
 
     def serve(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for a question, and ask the user. Call it on the main thread only.
+        """Wait at most `timeout_s` for a question, and ask the user.
+
+        Call it on the main thread only.
 
         Also raises KeyboardInterrupt for `interrupt`.
         """
@@ -86,7 +93,10 @@ class NotebookAsker:
         _answer(question)
 
     def interrupt(self) -> None:
-        """Interrupt the serving thread, as a user interrupts the main thread. Call it on any other thread."""
+        """Interrupt the serving thread, as a user interrupts the main thread.
+
+        Call it on any other thread.
+        """
         self._questions.put(None)
 
     def serve_until_done(
@@ -94,8 +104,8 @@ class NotebookAsker:
     ) -> None:
         """Ask the user the questions until all futures are done. Call it on the main thread only.
 
-        Once half of the futures are done, the others get twice that time plus `patience_s`. Time in which the user
-        answers does not count.
+        Once half of the futures are done, the others get twice that time plus `patience_s`. Time in
+        which the user answers does not count.
         """
         turns = latest = done = 0
         while waiting := wait(futures, _TURN_S).not_done:
@@ -108,7 +118,10 @@ class NotebookAsker:
                 return
 
     def close(self) -> None:
-        """Release every thread that still waits for an answer, with an error. Safe to call twice."""
+        """Release every thread that still waits for an answer, with an error.
+
+        Safe to call twice.
+        """
         with self._lock:
             self._closed = True
         while True:
@@ -121,7 +134,9 @@ class NotebookAsker:
 
 
 def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:
-    """Return an asker for the current cell of `shell`; None means this process's own shell, if it has one."""
+    """Return an asker for the current cell of `shell`; None means this process's own shell, if it
+    has one.
+    """
     ipython = sys.modules.get("IPython")
     shell = shell if shell is not None or ipython is None else ipython.get_ipython()
     kernel = getattr(shell, "kernel", None)

@@ -1,4 +1,6 @@
-"""Warm processes on hosts for this kernel: requested with a run's first link, ended when no longer needed."""
+"""Warm processes on hosts for this kernel: requested with a run's first link, ended when no longer
+needed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Finds faults of hosts and of the network between them, for `%distributed doctor`.
 
-All modules are pure: answers of hosts go in, findings, a table, text and HTML come out. session/doctor.py asks the
-hosts. A finding may name a command as its cure, but only the user runs it. Read in this order:
+All modules are pure: answers of hosts go in, findings, a table, text and HTML come out.
+session/doctor.py asks the hosts. A finding may name a command as its cure, but only the user runs
+it. Read in this order:
 
     finding.py    a finding, and what was read from a host
     of_host.py    faults of a single host

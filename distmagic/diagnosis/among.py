@@ -25,9 +25,10 @@ from distmagic.remote.frozen import frozen
 class Trait:
     """A property that should be equal on all hosts: the `value` of each, None if unknown.
 
-    `rank` decides which value is usual (see `odd_ones`). `words` are the sentence about a host's value. `cure` is the
-    advice for a value that is not the usual one; without a cure a difference is acceptable. `removal` is the advice for
-    a value that most hosts lack, "" if it is acceptable. All have names in braces.
+    `rank` decides which value is usual (see `odd_ones`). `words` are the sentence about a host's
+    value. `cure` is the advice for a value that is not the usual one; without a cure a difference
+    is acceptable. `removal` is the advice for a value that most hosts lack, "" if it is acceptable.
+    All have names in braces.
     """
 
     title: str
@@ -115,7 +116,9 @@ _OF_A_HOST = (
 
 
 def rows(subjects: Sequence[Subject]) -> list[Trait]:
-    """Return all properties that should be equal on these hosts, with the variables and packages of any of them."""
+    """Return all properties that should be equal on these hosts, with the variables and packages of
+    any of them.
+    """
     found = list(_ROWS)
     for name in sorted({name for one in subjects for name in one.examined.variables}):
         found.append(
@@ -146,15 +149,18 @@ def _variable(name: str, one: Subject) -> str:
 
 
 def _package(name: str, one: Subject) -> str | None:
-    # Those of NVIDIA belong to a torch from pip; one from conda brings the same libraries otherwise.
+    # Those of NVIDIA belong to a torch from pip; one from conda brings the same libraries
+    # otherwise.
     missing = None if name.startswith("nvidia-") else ""
     return one.examined.packages.get(name) or missing
 
 
 def findings(subjects: Sequence[Subject], local_torch: str | None) -> Iterator[Finding]:
-    """Find differences among hosts that have answered; each finding is about the odd host, not the majority.
+    """Find differences among hosts that have answered; each finding is about the odd host, not the
+    majority.
 
-    In a tie the version of this machine's torch counts, which is `local_torch`, and then a build for GPUs.
+    In a tie the version of this machine's torch counts, which is `local_torch`, and then a build
+    for GPUs.
     """
     own = _minor(local_torch or "")
 
@@ -210,11 +216,11 @@ def _minor(version: str) -> list[str]:
 
 
 def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts with equal hostnames, as from one machine image, whose address is also another host's, such as that of
-    a container bridge.
+    """Find hosts with equal hostnames, as from one machine image, whose address is also another
+    host's, such as that of a container bridge.
 
-    Only one host of each machine is checked: those of a playground share name and address, as they should. A host of an
-    unknown machine is left out.
+    Only one host of each machine is checked: those of a playground share name and address, as they
+    should. A host of an unknown machine is left out.
     """
     machines: dict[str, Subject] = {}
     for one in subjects:

@@ -24,8 +24,8 @@ MEMORY = "memory of GPU"  # the start of its checks
 class Finding:
     """A fault of `host`. An "error" makes a run fail; with a "warning" it may fail, or be slow.
 
-    `check` identifies the check for programs. `evidence` are sentences about what was observed, and `cure` is a command
-    to paste, or advice.
+    `check` identifies the check for programs. `evidence` are sentences about what was observed, and
+    `cure` is a command to paste, or advice.
     """
 
     level: Level
@@ -47,9 +47,10 @@ class Unreached:
 class Subject:
     """A host with its answers.
 
-    `by_hand` is the start of a command that runs a program on it. `clock_s` is the min and max of its clock minus a
-    common clock. `dials` has the results of its connections to other hosts, by host and port, in the words of
-    `distmagic.remote.checkup.doors`. `named_ports` are those that the user has named for a run.
+    `by_hand` is the start of a command that runs a program on it. `clock_s` is the min and max of
+    its clock minus a common clock. `dials` has the results of its connections to other hosts, by
+    host and port, in the words of `distmagic.remote.checkup.doors`. `named_ports` are those that
+    the user has named for a run.
     """
 
     name: str
@@ -63,7 +64,9 @@ class Subject:
 
     @property
     def as_root(self) -> str:
-        """The start of a command that runs a program on it as root. sudo needs a terminal to ask for a password."""
+        """The start of a command that runs a program on it as root. sudo needs a terminal to ask
+        for a password.
+        """
         if self.examined.is_root:
             return self.by_hand
         program, _, way = self.by_hand.partition(" ")
@@ -83,7 +86,10 @@ class Subject:
 
 @frozen
 class Line:
-    """One line of the table: one cell for each host, "" if unknown. `odd` are the hosts with a finding."""
+    """One line of the table: one cell for each host, "" if unknown.
+
+    `odd` are the hosts with a finding.
+    """
 
     title: str
     cells: tuple[str, ...]
@@ -92,11 +98,12 @@ class Line:
 
 @frozen
 class Diagnosis:
-    """The doctor's findings on `hosts`: errors come before warnings. `alike` are properties that all hosts have in
-    common.
+    """The doctor's findings on `hosts`: errors come before warnings.
 
-    `square` has a line for each connecting host, () if all reach each other. `speeds` has the measured speeds of pairs
-    of hosts. `subjects` are the hosts that have answered.
+    `alike` are properties that all hosts have in common.
+
+    `square` has a line for each connecting host, () if all reach each other. `speeds` has the
+    measured speeds of pairs of hosts. `subjects` are the hosts that have answered.
     """
 
     hosts: tuple[str, ...]
@@ -124,8 +131,8 @@ def odd_ones(
 ) -> tuple[str, dict[str, str]]:
     """Return the usual value, and those of the other hosts, by host.
 
-    `rank` is called with a value and its number of hosts: the value with the highest rank is the usual one. In a tie it
-    is the first host's.
+    `rank` is called with a value and its number of hosts: the value with the highest rank is the
+    usual one. In a tie it is the first host's.
     """
     counts = Counter(values.values())
     usual = max(counts, key=lambda one: rank(one, counts[one]), default="")
@@ -143,7 +150,10 @@ def others_have(values: Mapping[str, str], usual: str) -> str:
 
 
 def filled(text: str, names: Mapping[str, str]) -> str:
-    """Replace names in braces in a text. Unlike `str.format` it accepts any text, even from hosts."""
+    """Replace names in braces in a text.
+
+    Unlike `str.format` it accepts any text, even from hosts.
+    """
     for name, word in names.items():
         text = text.replace(f"{{{name}}}", word)
     return text

@@ -23,7 +23,9 @@ _LOCKED_BYTES = 1 << 30  # an InfiniBand card needs far less for one rank
 
 
 def of_error(missed: Unreached) -> Finding:
-    """Return a finding with the step of the connection that failed, and the steps that succeeded."""
+    """Return a finding with the step of the connection that failed, and the steps that
+    succeeded.
+    """
     name, error = missed.name, missed.error
     evidence = error.message.removeprefix(f"{name}: ")
     step = error.step if isinstance(error, HostError) else ""
@@ -37,7 +39,10 @@ def of_error(missed: Unreached) -> Finding:
 
 
 def findings(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
-    """Find faults of one host. `local_torch` is this machine's version of torch, None without one."""
+    """Find faults of one host.
+
+    `local_torch` is this machine's version of torch, None without one.
+    """
     yield from _of_facts(subject, local_torch)
     yield from _of_name(subject)
     yield from _of_limits(subject)

@@ -16,7 +16,9 @@ _LATE_S = 0.5e-3  # a smaller latency does not affect training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two hosts that ran collectives with each other: latency of the smallest, bytes per second of large ones."""
+    """Two hosts that ran collectives with each other: latency of the smallest, bytes per second of
+    large ones.
+    """
 
     hosts: tuple[str, str]
     latency_s: float
@@ -29,7 +31,8 @@ def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Fin
         return []
     rates = sorted(pair.bytes_per_s for pair in pairs)
     times = sorted(pair.latency_s for pair in pairs)
-    # In a tie the fast pairs count: a host is in half of all pairs of four hosts, and in two thirds of three.
+    # In a tie the fast pairs count: a host is in half of all pairs of four hosts, and in two thirds
+    # of three.
     is_few = len(pairs) <= _FEW
     usual = rates[-1] if is_few else statistics.median_high(rates)
     prompt = times[0] if is_few else statistics.median_low(times)

@@ -1,4 +1,5 @@
-"""Evaluates a profile of all ranks: one merged trace, where their time goes, and how long they wait for each other.
+"""Evaluates a profile of all ranks: one merged trace, where their time goes, and how long they wait
+for each other.
 
 Times in a trace are microseconds since a date in the trace.
 """
@@ -27,7 +28,9 @@ _STREAMS = 10**9  # larger than IDs of threads
 
 @frozen
 class Op:
-    """One kind of operation: its own time and number of calls, per rank and step; and its slowest rank."""
+    """One kind of operation: its own time and number of calls, per rank and step; and its slowest
+    rank.
+    """
 
     name: str
     ms: float
@@ -38,7 +41,8 @@ class Op:
 
 @frozen
 class RankWait:
-    """How long a rank is in collective calls in one step, and how much of that it waits for later ranks.
+    """How long a rank is in collective calls in one step, and how much of that it waits for later
+    ranks.
 
     `last` is the number of calls in which it is the last one.
     """
@@ -51,7 +55,10 @@ class RankWait:
 
 @frozen
 class Profile:
-    """A profile of running ranks. `path` is the trace, for https://ui.perfetto.dev; `notes` list what it lacks."""
+    """A profile of running ranks.
+
+    `path` is the trace, for https://ui.perfetto.dev; `notes` list what it lacks.
+    """
 
     path: Path
     steps: int
@@ -101,7 +108,9 @@ class Profile:
 
 
 def merged(traces: Mapping[int, Trace], hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return one trace of all ranks: one process for each, whose pid is its rank, with its threads and streams."""
+    """Return one trace of all ranks: one process for each, whose pid is its rank, with its threads
+    and streams.
+    """
     bases = {rank: _base_us(trace) for rank, trace in traces.items()}
     first = min(bases.values(), default=0.0)
     events: list[dict[str, Any]] = []
@@ -139,7 +148,9 @@ def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
 
 
 def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
-    """Return the ten slowest kinds of operations, without nested calls; on GPUs if there are any."""
+    """Return the ten slowest kinds of operations, without nested calls; on GPUs if there are
+    any.
+    """
     us: dict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     calls: Counter[str] = Counter()
     events = [one for trace in traces.values() for one in trace["traceEvents"]]
@@ -185,7 +196,8 @@ def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:
 
 
 def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
-    """Return how long ranks wait for each other in collective calls, starting with the rank for which others wait most.
+    """Return how long ranks wait for each other in collective calls, starting with the rank for
+    which others wait most.
 
     The time of the last rank is that of the call itself; the others wait meanwhile.
     """
@@ -196,8 +208,8 @@ def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
     last: Counter[int] = Counter()
     made = {rank: _collectives(trace) for rank, trace in traces.items()}
     for name in set.intersection(*map(set, made.values())):
-        # No call ends anywhere before all ranks have started it: an earlier end belongs to a step that some ranks left
-        # out.
+        # No call ends anywhere before all ranks have started it: an earlier end belongs to a step
+        # that some ranks left out.
         begun_us = max(found[name][0][0] for found in made.values())
         rows = []
         for rank, found in made.items():
@@ -223,7 +235,9 @@ def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
 
 
 def _collectives(trace: Trace) -> dict[str, list[tuple[float, float]]]:
-    """Return start and end of the calls of each kind: NCCL kernels, and operations of gloo's threads."""
+    """Return start and end of the calls of each kind: NCCL kernels, and operations of gloo's
+    threads.
+    """
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     base = _base_us(trace)
     for one in trace["traceEvents"]:

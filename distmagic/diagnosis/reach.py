@@ -63,7 +63,9 @@ class _Door:
     def finding(
         self, what: str, peers: Sequence[Subject], more: str = "", *, of_dialler: bool = False
     ) -> Finding:  # fmt: skip
-        """Return a finding about the host that listens, or about the one that connects; `peers` are the others."""
+        """Return a finding about the host that listens, or about the one that connects; `peers` are
+        the others.
+        """
         host = self.dialler if of_dialler else self.dialled
         address = self.dialled.examined.route.address
         is_v6 = ":" in address
@@ -106,7 +108,9 @@ def _mtu(host: Subject) -> int:
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find hosts that can't connect to each other: one finding for a host cut off from all, else one a pair."""
+    """Find hosts that can't connect to each other: one finding for a host cut off from all, else
+    one a pair.
+    """
     by_name = {one.name: one for one in subjects}
     doors: dict[int, list[_Door]] = {ANY_PORT: []}
     for one in subjects:
@@ -150,7 +154,8 @@ def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Fi
 
 
 def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...]:
-    """Return a row for each connecting host, with a cell for each other host; () if all connections work.
+    """Return a row for each connecting host, with a cell for each other host; () if all connections
+    work.
 
     The row with the most failures comes first.
     """

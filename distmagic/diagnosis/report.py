@@ -135,7 +135,9 @@ def _reached(one: Subject | Unreached) -> str:
 
 
 def _looked_at(subject: Subject) -> dict[str, str]:
-    """Return properties that may differ between hosts, by title: one is shown if it is wrong on a host."""
+    """Return properties that may differ between hosts, by title: one is shown if it is wrong on a
+    host.
+    """
     examined = subject.examined
     names = examined.name_addresses
     devices = {}

@@ -4,9 +4,9 @@
     the cell's statements                     as they are
     the call that it ends with                after `if __name__ == "__main__":`
 
-Every rank runs the whole program, while a cell's own statements run once, in the notebook. So a cell becomes such a
-program only if its statements define, import, or set plain values. One that computes something is exported as the
-pickled call, with the notebook's values.
+Every rank runs the whole program, while a cell's own statements run once, in the notebook. So a
+cell becomes such a program only if its statements define, import, or set plain values. One that
+computes something is exported as the pickled call, with the notebook's values.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def of_cell(
 ) -> str:
     """Return the text of a program that does on every rank what the cell does.
 
-    `namespace` is the notebook's, `texts` are its cells by file name, in the order of their execution. Raises
-    `NoProgram`, and `UsageError` for a secret in it.
+    `namespace` is the notebook's, `texts` are its cells by file name, in the order of their
+    execution. Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
     if "get_ipython()" in plan.text:
@@ -81,7 +81,9 @@ def _names_of(text: str) -> frozenset[str]:
 
 
 def _can_be_repeated(statement: ast.stmt) -> bool:
-    """Whether a statement has the same meaning on a rank, because it only defines or sets a plain value."""
+    """Whether a statement has the same meaning on a rank, because it only defines or sets a plain
+    value.
+    """
     if isinstance(statement, _DEFINES):
         return True
     if isinstance(statement, ast.Expr):
@@ -97,7 +99,9 @@ def _can_be_repeated(statement: ast.stmt) -> bool:
 
 
 def _with_guard(plan: CellPlan, text: str) -> str:
-    """Return the cell's text with a guard before its last call, so that child processes can import the rest."""
+    """Return the cell's text with a guard before its last call, so that child processes can import
+    the rest.
+    """
     last = ast.parse(plan.text).body[-1]
     assert plan.call is not None
     if isinstance(last, ast.If):
@@ -120,7 +124,9 @@ def _with_guard(plan: CellPlan, text: str) -> str:
 
 @dataclass(kw_only=True)
 class _Head:
-    """The lines before the cell's own text: imports, plain values and definitions from other cells."""
+    """The lines before the cell's own text: imports, plain values and definitions from other
+    cells.
+    """
 
     namespace: Mapping[str, object]
     texts: Mapping[str, str]
@@ -176,7 +182,10 @@ class _Head:
 
 
 def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
-    """Return the lines that define a function or a class in a cell, "" if there are none. Raises `NoProgram`."""
+    """Return the lines that define a function or a class in a cell, "" if there are none.
+
+    Raises `NoProgram`.
+    """
     if (
         getattr(value, "__module__", None) != "__main__"
         or getattr(value, "__name__", None) != name
@@ -199,7 +208,9 @@ def _definition_of(name: str, value: object, texts: Mapping[str, str]) -> str:
 
 
 def _bindings(name: str, text: str) -> list[_Binding]:
-    """Return all definitions and assignments of a global name in a cell, in the order of its lines."""
+    """Return all definitions and assignments of a global name in a cell, in the order of its
+    lines.
+    """
     try:
         waiting: list[ast.AST] = [ast.parse(text)]
     except SyntaxError:

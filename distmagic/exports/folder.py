@@ -21,8 +21,8 @@ RECORD = ".distmagic-export.json"  # the files of the last export, by their SHA-
 def write(folder: Path, files: Sequence[File]) -> None:
     """Write `files` to `folder`, and remove files of the last export that this one lacks.
 
-    Raises `UsageError`, before writing anything, if a file exists that no export wrote or that was changed since. It
-    also raises it for a folder that can't be written.
+    Raises `UsageError`, before writing anything, if a file exists that no export wrote or that was
+    changed since. It also raises it for a folder that can't be written.
     """
     try:
         before = _record(folder)
@@ -71,7 +71,9 @@ def _is_inner(path: str) -> bool:
 def _check_that_it_may_be_replaced(
     there: Path, known: tuple[str | None, str | None]
 ) -> None:
-    """Raise `UsageError` for a file that no export wrote, or that has changed: `known` are old and new SHA-256."""
+    """Raise `UsageError` for a file that no export wrote, or that has changed: `known` are old and
+    new SHA-256.
+    """
     if not (there.exists() or there.is_symlink()):
         return
     found = _sha256(there.read_bytes()) if there.is_file() else ""

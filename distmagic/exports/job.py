@@ -17,8 +17,9 @@ PROGRAM = "program"  # the folder with the program of the ranks
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of the exported folder, with its permissions. `is_private`: only its owner may read it, because it may
-    contain secrets.
+    """A file of the exported folder, with its permissions.
+
+    `is_private`: only its owner may read it, because it may contain secrets.
 
     `is_for_all`: it is copied into an image and readable for any user; it never contains a secret.
     """
@@ -34,11 +35,12 @@ class File:
 class ExportedProgram:
     """The program for every rank.
 
-    `files` are below the folder `PROGRAM`; ranks start in its subfolder `inside` ("": itself). `words` follow
-    torchrun's flags: a script below `inside`, and its arguments; none if the launcher knows them. `imports` are files
-    or folders, also below the folder, from which modules are imported. `is_bundle`: the script runs a pickled call,
-    which needs `python_version`; `why` is why the cell could not be a plain program. `launcher` are arguments of the
-    interpreter that start the ranks of a node, followed by torchrun's flags.
+    `files` are below the folder `PROGRAM`; ranks start in its subfolder `inside` ("": itself).
+    `words` follow torchrun's flags: a script below `inside`, and its arguments; none if the
+    launcher knows them. `imports` are files or folders, also below the folder, from which modules
+    are imported. `is_bundle`: the script runs a pickled call, which needs `python_version`; `why`
+    is why the cell could not be a plain program. `launcher` are arguments of the interpreter that
+    start the ranks of a node, followed by torchrun's flags.
     """
 
     files: tuple[File, ...]
@@ -53,7 +55,9 @@ class ExportedProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedJob:
-    """One job. `hosts` are its hosts' names if the user gave any, each with its number of ranks or None."""
+    """One job. `hosts` are its hosts' names if the user gave any, each with its number of ranks or
+    None.
+    """
 
     name: str
     program: ExportedProgram
@@ -100,7 +104,9 @@ class ExportedJob:
 
     @property
     def title(self) -> str:
-        """Its name in a form for every system: letters, digits and hyphens, a letter first, at most 40 characters."""
+        """Its name in a form for every system: letters, digits and hyphens, a letter first, at most
+        40 characters.
+        """
         plain = unicodedata.normalize("NFKD", self.name)
         plain = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()
         if not plain[:1].isalpha():
@@ -117,7 +123,9 @@ class ExportedJob:
 
     @property
     def backend(self) -> str:
-        """The rendezvous backend: as given; c10d if ranks may restart, which static can't do on several nodes."""
+        """The rendezvous backend: as given; c10d if ranks may restart, which static can't do on
+        several nodes.
+        """
         if self.spec.rdzv_backend is not None:
             return self.spec.rdzv_backend
         return "c10d" if self.spec.max_restarts and self.nodes > 1 else "static"

@@ -1,4 +1,6 @@
-"""Lines that the files of several systems share: variables, torchrun's command, the start directory of ranks. Pure."""
+"""Lines that the files of several systems share: variables, torchrun's command, the start directory
+of ranks. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _COUNT = "import torch; print(torch.cuda.device_count() or 1)"
 
 
 def environment(job: ExportedJob) -> tuple[File, ...]:
-    """Return the file with all variables of the user, which the other scripts read; nothing without variables."""
+    """Return the file with all variables of the user, which the other scripts read; nothing without
+    variables.
+    """
     if not job.spec.variables:
         return ()
     lines = [
@@ -49,7 +53,9 @@ def require(names: Iterable[str], giver: str) -> str:
 
 
 def below(name: str, limit: str, of: str = "nodes") -> str:
-    """Return the bash line that ends a script unless a variable is a number below `limit`, which may be a variable."""
+    """Return the bash line that ends a script unless a variable is a number below `limit`, which
+    may be a variable.
+    """
     return f'[ "${name}" -ge 0 ] && [ "${name}" -lt "{limit}" ] || {{ echo "{name} is ${name}, of {limit} {of}" >&2; exit 1; }}'
 
 
@@ -62,7 +68,9 @@ def numbers(*names: str) -> list[str]:
 
 
 def wait_for_master() -> list[str]:
-    """Return the bash lines that wait until the first node's name resolves, some seconds after a node has started."""
+    """Return the bash lines that wait until the first node's name resolves, some seconds after a
+    node has started.
+    """
     return [
         "# The first node's name may be known some seconds after this node has started.",
         f"for _ in $(seq {_WAIT_S}); do",
@@ -74,7 +82,9 @@ def wait_for_master() -> list[str]:
 
 
 def counted_ranks(job: ExportedJob, ranks: int | str | None) -> tuple[list[str], str]:
-    """Return the number of ranks of a node, and the preceding line that counts its GPUs if no number is given."""
+    """Return the number of ranks of a node, and the preceding line that counts its GPUs if no
+    number is given.
+    """
     if ranks is not None:
         return [], str(ranks)
     count = quoting.bash_line((python_of(job), "-c", _COUNT))
@@ -111,8 +121,8 @@ def python_of(job: ExportedJob) -> str:
 def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[str]:
     """Return torchrun's command as lines of bash, one for each flag.
 
-    The user's rendezvous ID and restarts are added. `own` is bash for the address that a node announces with c10d, ""
-    if the system has none; node 0 then has the store.
+    The user's rendezvous ID and restarts are added. `own` is bash for the address that a node
+    announces with c10d, "" if the system has none; node 0 then has the store.
     """
     is_c10d = words.backend == "c10d"
     # With the static backend, nodes that restart their ranks never meet again.
@@ -141,7 +151,10 @@ def torchrun_lines(job: ExportedJob, words: NodeWords, own: str = "") -> list[st
 
 
 def ranks_of_node(job: ExportedJob) -> int:
-    """Return the number of ranks of each node, if it must be a number. Raises `UsageError` for gpu, cpu and auto."""
+    """Return the number of ranks of each node, if it must be a number.
+
+    Raises `UsageError` for gpu, cpu and auto.
+    """
     nproc = job.nproc_per_node
     if nproc is None:
         return 1

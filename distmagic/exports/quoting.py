@@ -1,7 +1,10 @@
-"""Quotes a value of the user for a shell, for YAML or for a Dockerfile. Pure, and the only such module.
+"""Quotes a value of the user for a shell, for YAML or for a Dockerfile.
 
-Whatever the value contains, the result is one printable line. It can't end a line of a script, an sbatch directive or a
-block of YAML. A word may contain variables made by `variable`: only these are expanded.
+Pure, and the only such module.
+
+Whatever the value contains, the result is one printable line. It can't end a line of a script, an
+sbatch directive or a block of YAML. A word may contain variables made by `variable`: only these are
+expanded.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import re
 import shlex
 from collections.abc import Iterable
 
-# A variable in a word is between two NUL bytes, which no value of a user contains: request/ checks that.
+# A variable in a word is between two NUL bytes, which no value of a user contains: request/ checks
+# that.
 _MARK = "\0"
 
 
@@ -35,7 +39,8 @@ def bash(word: str) -> str:
 def _bash_literal(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
-    # Bytes, since what $'\u...' means depends on the locale. Three octal digits: \x takes as many as follow.
+    # Bytes, since what $'\u...' means depends on the locale. Three octal digits: \x takes as many
+    # as follow.
     quoted = []
     for byte in os.fsencode(text):
         char = chr(byte)
@@ -50,7 +55,10 @@ def bash_line(words: Iterable[str]) -> str:
 
 
 def directive(name: str, value: str) -> str:
-    """Return a line of an sbatch file. Its parser handles quotation marks and backslashes, and expands nothing."""
+    """Return a line of an sbatch file.
+
+    Its parser handles quotation marks and backslashes, and expands nothing.
+    """
     if not value:
         return f"#SBATCH --{name}"
     if re.fullmatch(r"[A-Za-z0-9_./:,@+=%\[\]-]+", value):
@@ -71,8 +79,8 @@ def yaml(value: str) -> str:
 
 
 def yaml_block(text: str) -> str:
-    """Return lines as a YAML block after a key, indented by two blanks; as one quoted text if a block can't represent
-    them.
+    """Return lines as a YAML block after a key, indented by two blanks; as one quoted text if a
+    block can't represent them.
 
     The text ends with exactly one line break.
     """
@@ -87,7 +95,9 @@ def yaml_block(text: str) -> str:
 
 
 def pieces(word: str) -> list[str]:
-    """Split a word into texts and, between them, names of its variables: every second piece is a name."""
+    """Split a word into texts and, between them, names of its variables: every second piece is a
+    name.
+    """
     return word.split(_MARK)
 
 

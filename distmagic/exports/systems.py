@@ -9,7 +9,10 @@ from distmagic.request.systems import part
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return all files of a job's folder. Raises `UsageError` for settings that its system does not support."""
+    """Return all files of a job's folder.
+
+    Raises `UsageError` for settings that its system does not support.
+    """
     own: tuple[File, ...] = part(job.request.system, "export").files(job)
     # An image may run as another user, whose ranks read the program.
     is_image = any(file.is_for_all for file in own)

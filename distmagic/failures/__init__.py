@@ -1,4 +1,5 @@
-"""Explains failures in words: errors of torch, GPUs and the network, and the collective call at which ranks diverge.
+"""Explains failures in words: errors of torch, GPUs and the network, and the collective call at
+which ranks diverge.
 
 All modules are pure: texts and records of one run go in, sentences come out. Read in this order:
 

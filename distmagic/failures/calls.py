@@ -2,7 +2,8 @@
 
     Stacks of ranks  --parting-->  Parting: the ranks made different calls, some wait for others, or all wait together
 
-Ranks of a group must make the same calls in the same order. Calls that are no longer recorded are ignored.
+Ranks of a group must make the same calls in the same order. Calls that are no longer recorded are
+ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _Group = tuple[str, str, str]  # name, ranks, backend
 
 @frozen
 class Side:
-    """Ranks that made the same call, as text: `broadcast [4]`. `waits`: at least one of them is still in it."""
+    """Ranks that made the same call, as text: `broadcast [4]`.
+
+    `waits`: at least one of them is still in it.
+    """
 
     ranks: tuple[int, ...]
     call: str
@@ -34,8 +38,9 @@ class Side:
 class Parting:
     """The first call, by its number, at which the ranks of a group diverge.
 
-    `kind` "different": they made different calls, the unusual ones last in `sides`. "behind": all ranks of one side
-    wait for those in `missing`. "together": all wait, and none is missing. `waits_s`: for how long.
+    `kind` "different": they made different calls, the unusual ones last in `sides`. "behind": all
+    ranks of one side wait for those in `missing`. "together": all wait, and none is missing.
+    `waits_s`: for how long.
     """
 
     kind: Literal["different", "behind", "together"]
@@ -49,7 +54,8 @@ class Parting:
 def parting(answers: Iterable[Stacks]) -> Parting | None:
     """Return where ranks diverge, by their recorded calls; None if the records show nothing.
 
-    Of several groups, one with different calls is preferred, then one whose missing ranks themselves wait for no other.
+    Of several groups, one with different calls is preferred, then one whose missing ranks
+    themselves wait for no other.
     """
     groups: dict[_Group, dict[int, GroupRecord]] = {}
     told = []

@@ -1,4 +1,5 @@
-"""Reads the detailed logs of NCCL and torch that `--debug` turns on: the network that each host uses, and faults. Pure.
+"""Reads the detailed logs of NCCL and torch that `--debug` turns on: the network that each host
+uses, and faults. Pure.
 
 The patterns match lines of NCCL 2.5 to 2.29, of RCCL, of gloo, and of torch's C++ code.
 """
@@ -33,7 +34,9 @@ _LONGEST = 300
 
 
 def is_detail(line: str) -> bool:
-    """Whether a library wrote this line only because of `--debug`; warnings and errors don't count."""
+    """Whether a library wrote this line only because of `--debug`; warnings and errors don't
+    count.
+    """
     return bool(_DETAIL.search(line))
 
 
@@ -73,7 +76,10 @@ def summary(facts: Shown, hosts: Sequence[str]) -> str:
 def faults(
     facts: Shown, hosts: Sequence[str], names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return what logs show to be wrong, each with a cure. `names` has each host's name by its addresses."""
+    """Return what logs show to be wrong, each with a cure.
+
+    `names` has each host's name by its addresses.
+    """
     found = _unreachable(facts, hosts, names)
     found = found or _failed_connections(facts, hosts, names)
     networks = _of_kind(facts, "network")
@@ -96,7 +102,9 @@ def faults(
 def _unreachable(
     facts: Shown, hosts: Sequence[str], names: Mapping[str, str]
 ) -> list[str]:
-    """Return a sentence for each address that several hosts announce, or that is a loopback address."""
+    """Return a sentence for each address that several hosts announce, or that is a loopback
+    address.
+    """
     announced: dict[str, list[int]] = {}
     for node, at in _of_kind(facts, "address").items():
         announced.setdefault(at, []).append(node)
@@ -117,7 +125,9 @@ def _unreachable(
 def _failed_connections(
     facts: Shown, hosts: Sequence[str], names: Mapping[str, str]
 ) -> list[str]:
-    """Return which hosts could not reach which, unless a later try succeeded, or the peer had ended."""
+    """Return which hosts could not reach which, unless a later try succeeded, or the peer had
+    ended.
+    """
     found = []
     for library in ("NCCL", "gloo"):
         connected = _of_kind(facts, f"{library} connected")
@@ -130,7 +140,9 @@ def _failed_connections(
 
 
 def _common_interface(facts: Shown, nodes: Sequence[int]) -> str:
-    """Return an interface that has another address on each of these nodes, "eth0" if no log names one."""
+    """Return an interface that has another address on each of these nodes, "eth0" if no log names
+    one.
+    """
     sockets = _of_kind(facts, "sockets")
     found: dict[str, set[str]] = {}
     for node in nodes:

@@ -138,7 +138,9 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
 
 
 def assertion_in_words(text: str, stderr: Iterable[str]) -> str:
-    """Return the failed assertion of a GPU kernel, "" for other errors: CUDA only writes it to stderr."""
+    """Return the failed assertion of a GPU kernel, "" for other errors: CUDA only writes it to
+    stderr.
+    """
     if "device-side assert" in text:
         for line in stderr:
             if found := _ASSERTION.search(line):

@@ -1,6 +1,9 @@
-"""Explains from connection errors of gloo, NCCL and torch's store which host could not reach which. Pure.
+"""Explains from connection errors of gloo, NCCL and torch's store which host could not reach which.
 
-The patterns match messages of these libraries. None of them has the user's name of a host; most only have an address.
+Pure.
+
+The patterns match messages of these libraries. None of them has the user's name of a host; most
+only have an address.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ _ENDED = "the process at the other end ended, or the network failed"
 
 @frozen
 class NetworkTrouble:
-    """A failed connection: the reason, and the peer's address and port ("" and None if the error has none)."""
+    """A failed connection: the reason, and the peer's address and port ("" and None if the error
+    has none).
+    """
 
     why: str
     address: str = ""
@@ -121,8 +126,8 @@ def in_words(
 ) -> str:
     """Return an explanation of a connection error of a rank on `host`, with advice; "" for none.
 
-    `text` is the exception's message, `stderr` has lines of stderr, which contain details that exceptions lack. `names`
-    maps each host's address or own name to the user's name for it.
+    `text` is the exception's message, `stderr` has lines of stderr, which contain details that
+    exceptions lack. `names` maps each host's address or own name to the user's name for it.
     """
     # Another exception, such as a ValueError. Without one, a signal has ended the rank.
     if text and not _LIBRARIES.search(text):
@@ -148,7 +153,8 @@ def is_of_a_peer(words: str) -> bool:
 def _sharpened(
     found: NetworkTrouble | None, stderr: Sequence[str]
 ) -> NetworkTrouble | None:
-    """Return `found` with details from stderr: only there NCCL names the peer, and torch's store the reason.
+    """Return `found` with details from stderr: only there NCCL names the peer, and torch's store
+    the reason.
 
     `stderr` are the lines of stderr.
     """

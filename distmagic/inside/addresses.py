@@ -1,4 +1,7 @@
-"""The address of node 0. Slurm's node names may not be host names; then the address is queried from Slurm."""
+"""The address of node 0.
+
+Slurm's node names may not be host names; then the address is queried from Slurm.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ _ASK_S = 10.0
 
 
 def address_of_lead(place: JobNode) -> str:
-    """Return the name or address of node 0; an unresolvable name is returned too, as it may resolve later."""
+    """Return the name or address of node 0; an unresolvable name is returned too, as it may resolve
+    later.
+    """
     if not place.key.startswith("slurm "):
         return place.lead
     with suppress(OSError):

@@ -1,4 +1,5 @@
-"""Accepts connections to node 0: each peer authenticates, then its first message states the purpose.
+"""Accepts connections to node 0: each peer authenticates, then its first message states the
+purpose.
 
     {"node": 1, "for": "up", "dial": 1, "python": PATH}
                                                 the node sends:  {"cell": 3, "digest": SHA256}, {"bye": true}
@@ -7,8 +8,8 @@
     {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
     {"node": 1, "for": "stdout", "process": 7}
 
-A node whose connections break counts as gone, and so does one that sends any other message, as another version may. A
-restarted node connects again.
+A node whose connections break counts as gone, and so does one that sends any other message, as
+another version may. A restarted node connects again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _TEXT_BYTES = 1 << 17
 
 
 class Member:
-    """One of the other nodes, with its connections so far. Guarded by the condition of `Arrivals`."""
+    """One of the other nodes, with its connections so far.
+
+    Guarded by the condition of `Arrivals`.
+    """
 
     def __init__(self, node_rank: int, name: str) -> None:
         self.node_rank, self.name = node_rank, name
@@ -55,7 +59,10 @@ class Member:
 
 
 class Arrivals:
-    """The other nodes of a job in order, and the socket to which they connect, until `close`. `changed` guards them."""
+    """The other nodes of a job in order, and the socket to which they connect, until `close`.
+
+    `changed` guards them.
+    """
 
     def __init__(self, place: JobNode, proof: SharedSecret) -> None:
         self.members = tuple(
@@ -188,7 +195,10 @@ def _say_bye(down: Channel) -> None:
 
 
 def _listen(place: JobNode) -> socket.socket:
-    """Return a socket that listens on the first free one of the job's ports. Raises `UsageError`."""
+    """Return a socket that listens on the first free one of the job's ports.
+
+    Raises `UsageError`.
+    """
     is_dual = socket.has_dualstack_ipv6()
     error: OSError = OSError()
     for port in place.ports:

@@ -9,14 +9,16 @@ from distmagic.request.systems import that_can
 
 
 def detect(environ: Environ) -> JobNode | None:
-    """Return the place of this process in its job; None outside of any, and for a job with one process.
+    """Return the place of this process in its job; None outside of any, and for a job with one
+    process.
 
     Raises `UsageError` about incomplete or contradicting variables.
     """
     if environ.get(processes.MARK):
         return None  # a rank of a distmagic run
-    # A process under torchrun also has the variables of the surrounding system. A SkyPilot cluster on Slurm has Slurm's
-    # variables too, of SkyPilot's step. RANK may have been set from Slurm's variables, only for torch.
+    # A process under torchrun also has the variables of the surrounding system. A SkyPilot cluster
+    # on Slurm has Slurm's variables too, of SkyPilot's step. RANK may have been set from Slurm's
+    # variables, only for torch.
     ways = [system.part("inside").place for system in reversed(that_can("inside"))]
     for place_in in (*ways, by_variables):
         found: JobNode | None = place_in(environ)

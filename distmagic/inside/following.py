@@ -1,4 +1,5 @@
-"""Runs on each node except node 0: connects to node 0, and starts the processes that node 0 requests.
+"""Runs on each node except node 0: connects to node 0, and starts the processes that node 0
+requests.
 
 arrivals.py lists the messages between the two.
 """
@@ -48,7 +49,10 @@ class Following:
     # ---- one cell
 
     def come(self, cell: int, digest: str, patience_s: float) -> None:
-        """Report to node 0 that this node has reached a cell, connecting first if needed. Raises `Unreachable`."""
+        """Report to node 0 that this node has reached a cell, connecting first if needed.
+
+        Raises `Unreachable`.
+        """
         with self._changed:
             self._outcome, self._cell = None, cell
         if self._up is None:
@@ -120,10 +124,11 @@ class Following:
         )
 
     def _open(self, what: str, **more: Any) -> Channel:
-        """Connect to the ports of node 0, one after the other, and return the connection that proves the secret.
+        """Connect to the ports of node 0, one after the other, and return the connection that
+        proves the secret.
 
-        Raises OSError if no port does: `WrongSecret` if a process with another secret answered, else the last error.
-        An error other than a refused connection is preferred.
+        Raises OSError if no port does: `WrongSecret` if a process with another secret answered,
+        else the last error. An error other than a refused connection is preferred.
         """
         problem: OSError = ConnectionRefusedError("Connection refused")
         # Once for all ports: a name service may be slow. It is asked again at the next attempt.
@@ -199,7 +204,9 @@ class Following:
 
 
 def for_ranks(argv: Argv, peer: str) -> Argv:
-    """Return the command that runs `argv` with the variables for ranks, which connect towards `peer`."""
+    """Return the command that runs `argv` with the variables for ranks, which connect towards
+    `peer`.
+    """
     without = []
     for name in _NOT_FOR_RANKS:
         without += ["-u", name]

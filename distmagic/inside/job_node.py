@@ -31,9 +31,9 @@ class RankTask:
 class JobNode:
     """One process of a job that a system has started on all nodes.
 
-    `system` describes system and job: "Slurm job 123". `key` is equal on all nodes of one job, and unique to it. `lead`
-    is the name or address of node 0. `names` are all nodes, in order, for messages. `task` is the rank of this process,
-    None if there is one process for each node.
+    `system` describes system and job: "Slurm job 123". `key` is equal on all nodes of one job, and
+    unique to it. `lead` is the name or address of node 0. `names` are all nodes, in order, for
+    messages. `task` is the rank of this process, None if there is one process for each node.
     """
 
     system: str
@@ -98,7 +98,10 @@ class Variables:
         return int(text)
 
     def below(self, name: str, limit: str) -> int:
-        """Return the integer in variable `name`. It must be from 0 to one less than the integer in variable `limit`."""
+        """Return the integer in variable `name`.
+
+        It must be from 0 to one less than the integer in variable `limit`.
+        """
         number, end = self.number(name), self.number(limit, least=1)
         if number >= end:
             raise self.error(

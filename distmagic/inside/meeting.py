@@ -1,4 +1,6 @@
-"""The side of node 0: waits for the other nodes at each cell, starts processes on them, sends the outcome."""
+"""The side of node 0: waits for the other nodes at each cell, starts processes on them, sends the
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Meeting(Arrivals):
         patience_s: float,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Wait until all nodes have reached the same cell; `tell` is called with the node that is waited for.
+        """Wait until all nodes have reached the same cell; `tell` is called with the node that is
+        waited for.
 
         Raises `Unreachable`, and `UsageError` if a node has another cell.
         """

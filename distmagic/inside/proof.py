@@ -1,4 +1,5 @@
-"""Authenticates the nodes of a job to each other: by a secret that all of them have, or by a shared home.
+"""Authenticates the nodes of a job to each other: by a secret that all of them have, or by a shared
+home.
 
     DISTMAGIC_SECRET  both ends derive the same certificate from it and from the job (connection/certificate)
     a shared home     node 0 makes a secret and writes it to the home, where the others read it (shared_home.py); the
@@ -34,7 +35,10 @@ class SharedSecret:
         self._secret = secret
 
     def door(self, listener: socket.socket) -> mutual_tls.Handshakes:
-        """Return an object that accepts connections to `listener` from peers with the secret. Raises `UsageError`."""
+        """Return an object that accepts connections to `listener` from peers with the secret.
+
+        Raises `UsageError`.
+        """
         tls = mutual_tls.context(self._secret, is_server=True)
         return mutual_tls.Handshakes(listener, tls, self._secret)
 
@@ -71,7 +75,10 @@ class SharedHome(SharedSecret):
         self._is_known = False  # whether node 0's text is known
 
     def door(self, listener: socket.socket) -> mutual_tls.Handshakes:
-        """Write a secret, and return an object that accepts peers that have read it. Raises `UsageError`."""
+        """Write a secret, and return an object that accepts peers that have read it.
+
+        Raises `UsageError`.
+        """
         try:
             self._offered = shared_home.offer(self._place.key)
         except OSError as error:
@@ -83,7 +90,10 @@ class SharedHome(SharedSecret):
         return super().door(listener)
 
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Show the certificate from the secret in the home, and check that of node 0. Raises OSError."""
+        """Show the certificate from the secret in the home, and check that of node 0.
+
+        Raises OSError.
+        """
         if not self._is_known:
             key = self._place.key
             self._secret = shared_secret(shared_home.find(key), key)
@@ -101,7 +111,10 @@ class SharedHome(SharedSecret):
 
 
 def proof_of(environ: Environ, place: JobNode) -> SharedSecret | None:
-    """Return how this node authenticates, None if it can't. Raises `UsageError` for a weak secret."""
+    """Return how this node authenticates, None if it can't.
+
+    Raises `UsageError` for a weak secret.
+    """
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:
         raise UsageError(

@@ -1,10 +1,11 @@
-"""A secret in a file of the shared home of a job's nodes: node 0 writes it, and removes it when all have arrived.
+"""A secret in a file of the shared home of a job's nodes: node 0 writes it, and removes it when all
+have arrived.
 
     ~/.distmagic/inside/NAME    one text, random, 0600; NAME follows from the job and its step
 
-One node can't know whether others share its home. Only a network file system is assumed to be shared. The connection
-then proves it: only a node that has read the current node 0's file knows its text. A file from an earlier start of the
-job, or from another machine, is useless.
+One node can't know whether others share its home. Only a network file system is assumed to be
+shared. The connection then proves it: only a node that has read the current node 0's file knows its
+text. A file from an earlier start of the job, or from another machine, is useless.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
 
-# Names in /proc/self/mountinfo. Containers have their own disk as overlay, a node's disk is ext4, xfs, tmpfs, ...
+# Names in /proc/self/mountinfo. Containers have their own disk as overlay, a node's disk is ext4,
+# xfs, tmpfs, ...
 NETWORK_TYPES = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "orangefs", "pvfs2", "afs", "cifs", "smb3",
      "gfs2", "ocfs2", "glusterfs", "9p", "virtiofs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs",
@@ -55,7 +57,8 @@ def _path(key: str) -> Path:
 
 
 def offer(key: str) -> str:
-    """Write a new secret for the nodes of a job, replacing one from an earlier start, and return it.
+    """Write a new secret for the nodes of a job, replacing one from an earlier start, and return
+    it.
 
     Raises OSError.
     """

@@ -8,9 +8,11 @@ SAID_BY = "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
 
 
 def by_variables(environ: Environ) -> JobNode | None:
-    """Return the place given by another launcher's RANK and WORLD_SIZE, or by torchrun's PET_*; None without them.
+    """Return the place given by another launcher's RANK and WORLD_SIZE, or by torchrun's PET_*;
+    None without them.
 
-    MASTER_ADDR alone does not count: notebooks set it for their own process group. Raises `UsageError`.
+    MASTER_ADDR alone does not count: notebooks set it for their own process group. Raises
+    `UsageError`.
     """
     found = Variables("torchrun", environ)
     if found.has_any("RANK", "WORLD_SIZE"):
@@ -29,7 +31,9 @@ def by_variables(environ: Environ) -> JobNode | None:
 
 
 def _of_ranks(found: Variables) -> JobNode:
-    """Return the place of a rank, or, without LOCAL_WORLD_SIZE and LOCAL_RANK, of one process per node."""
+    """Return the place of a rank, or, without LOCAL_WORLD_SIZE and LOCAL_RANK, of one process per
+    node.
+    """
     found.require("RANK", "WORLD_SIZE", "MASTER_ADDR")
     lead = found.get("MASTER_ADDR")
     rank = found.below("RANK", "WORLD_SIZE")

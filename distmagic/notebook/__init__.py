@@ -1,8 +1,8 @@
 """What a user types in IPython: `%%distributed`, `%distributed`, and their tab completion.
 
-The package parses the line and the cell, executes the cell's own statements, and prints messages for the user. It opens
-no connection and starts no thread. Modules that do are imported at their first use, so that `%load_ext distmagic` stays
-fast. Read in this order:
+The package parses the line and the cell, executes the cell's own statements, and prints messages
+for the user. It opens no connection and starts no thread. Modules that do are imported at their
+first use, so that `%load_ext distmagic` stays fast. Read in this order:
 
     magic.py          the cell magic `%%distributed`; loads and unloads the extension
     ranks_cells.py    cells of `%%ranks`, on ranks that stay

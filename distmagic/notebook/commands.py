@@ -1,8 +1,9 @@
-"""The table of subcommands of `%distributed`, and of `distmagic` in a terminal. Usage text, dispatch, completion and
-tests read it.
+"""The table of subcommands of `%distributed`, and of `distmagic` in a terminal.
 
-A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py, job_commands.py, file_commands.py,
-run_command.py or help_pages.py.
+Usage text, dispatch, completion and tests read it.
+
+A new subcommand is one entry of `SUBCOMMANDS`, and its handler in host_commands.py,
+job_commands.py, file_commands.py, run_command.py or help_pages.py.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -35,11 +36,12 @@ _TEXT_COLUMN = 52  # column of the usage text in which the explanations start
 class Subcommand:
     """One word after `%distributed`, or after `distmagic` in a terminal.
 
-    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's heading Hosts may follow
-    it, and only apply to it. `usage` has its lines of the usage text: arguments, two blanks, a description. `counts`
-    are the min and max number of words in addition to its `flags`, which are written as in the usage text. None: the
-    handler reads the whole line. `words` are the completions for each position after the name, as in completion.py;
-    dots after the last one mean all further positions.
+    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's
+    heading Hosts may follow it, and only apply to it. `usage` has its lines of the usage text:
+    arguments, two blanks, a description. `counts` are the min and max number of words in addition
+    to its `flags`, which are written as in the usage text. None: the handler reads the whole line.
+    `words` are the completions for each position after the name, as in completion.py; dots after
+    the last one mean all further positions.
     """
 
     name: str

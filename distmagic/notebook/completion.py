@@ -1,4 +1,6 @@
-"""Tab completion of `%%distributed` and `%distributed`: flags, subcommands, names of hosts and jobs."""
+"""Tab completion of `%%distributed` and `%distributed`: flags, subcommands, names of hosts and
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def _flags_of(command: Subcommand) -> list[str]:
     return ["--hosts", *flags] if command.takes_way else flags
 
 
-# Completions for a position after a subcommand, from the words before it and the one being typed. Any other word is
-# offered unchanged.
+# Completions for a position after a subcommand, from the words before it and the one being typed.
+# Any other word is offered unchanged.
 _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
     "hosts": _of_hosts,
     "host": lambda _, names: names.hosts(),
@@ -77,15 +79,18 @@ _OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
 class Completer:
     """Completes one line of the magics.
 
-    `hosts` and `jobs` return the notebook's names. They are only called if needed, because host names are read from
-    ~/.ssh/config. `jobs` are those that this kernel has started or listed, newest first.
+    `hosts` and `jobs` return the notebook's names. They are only called if needed, because host
+    names are read from ~/.ssh/config. `jobs` are those that this kernel has started or listed,
+    newest first.
     """
 
     hosts: Callable[[], Iterable[str]]
     jobs: Callable[[], Iterable[str]]
 
     def candidates(self, text: str) -> list[str] | None:
-        """Return completions for the last word of `text`, the line up to the cursor; None for lines of other magics."""
+        """Return completions for the last word of `text`, the line up to the cursor; None for lines
+        of other magics.
+        """
         if not text.strip():
             return None
         magic, *words = text.split()
@@ -127,7 +132,9 @@ class Completer:
 
 
 def _open_flag(words: Sequence[str]) -> str:
-    """Return the flag whose value is being typed: `--hosts gpu|`, `--hosts=gpu|`, or "" for none."""
+    """Return the flag whose value is being typed: `--hosts gpu|`, `--hosts=gpu|`, or "" for
+    none.
+    """
     flag, equals, _ = words[-1].partition("=")
     if not equals:
         flag = words[-2] if len(words) > 1 else ""

@@ -29,7 +29,9 @@ _PATTERN = "*?["  # a part of a path with one of these is a pattern
 
 
 def get(line: CommandLine) -> None:
-    """Download a file, a folder with all its files, or all files that match a pattern; print their new paths."""
+    """Download a file, a folder with all its files, or all files that match a pattern; print their
+    new paths.
+    """
     from distmagic.payload.work_files import new_folder
 
     above, pattern = split_pattern(line.words[1])
@@ -39,7 +41,9 @@ def get(line: CommandLine) -> None:
 
 
 def put(line: CommandLine) -> None:
-    """Upload a file of this machine, or a folder with all its files, to a host or to all; print their paths."""
+    """Upload a file of this machine, or a folder with all its files, to a host or to all; print
+    their paths.
+    """
     is_for_all = line.flags.all
     if len(line.words) not in ((1, 2) if is_for_all else (2, 3)):
         raise UsageError(
@@ -84,7 +88,9 @@ def _local_path(text: str) -> Path:
 
 
 def _folder(line: CommandLine, path: str) -> RemoteFolder:
-    """Return a folder on the host that the first word names: one of the notebook's, or any other."""
+    """Return a folder on the host that the first word names: one of the notebook's, or any
+    other.
+    """
     name = line.words[0]
     found = [host for host in known_hosts(line) if host.name == name]
     hosts = tuple(found[:1]) or parse_hosts(name)
@@ -94,8 +100,8 @@ def _folder(line: CommandLine, path: str) -> RemoteFolder:
 
 
 def split_pattern(path: str) -> tuple[str, str]:
-    """Split a path into a folder and a pattern, which starts at the first part with a wildcard, or else is the last
-    part.
+    """Split a path into a folder and a pattern, which starts at the first part with a wildcard, or
+    else is the last part.
 
     Raises `UsageError` for a path that ends without a name.
     """
@@ -114,7 +120,10 @@ def split_pattern(path: str) -> tuple[str, str]:
 
 
 def env(line: CommandLine) -> None:
-    """Make an environment on every host; later cells use it. Raises the error of a host that refuses."""
+    """Make an environment on every host; later cells use it.
+
+    Raises the error of a host that refuses.
+    """
     packages = _packages(line)
     for note in packages.notes:
         print(sanitize.lines(f"note: {note}"))
@@ -165,8 +174,8 @@ def _packages(line: CommandLine) -> Packages:
 def _show_progress(
     shown: dict[str, EnvironmentProgress], latest: Mapping[str, EnvironmentProgress]
 ) -> None:
-    """Print each host's latest progress line to stderr if it is new and some seconds have passed since the one in
-    `shown`.
+    """Print each host's latest progress line to stderr if it is new and some seconds have passed
+    since the one in `shown`.
 
     A saved notebook keeps all lines.
     """

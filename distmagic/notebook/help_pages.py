@@ -1,4 +1,6 @@
-"""`%distributed help`: shows the pages of the manual, which are Markdown files in distmagic/help/."""
+"""`%distributed help`: shows the pages of the manual, which are Markdown files in
+distmagic/help/.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +53,24 @@ def _files() -> dict[str, Traversable]:
 
 
 def topics() -> tuple[str, ...]:
-    """Return the names of all pages, in alphabetical order, except that pages excluded from the search come last."""
+    """Return the names of all pages, in alphabetical order, except that pages excluded from the
+    search come last.
+    """
     return tuple(sorted(_files(), key=lambda name: (name in _NOT_SEARCHED, name)))
 
 
 def page(topic: str) -> str:
-    """Return the text of a page. A link to another page becomes the command that shows that page."""
+    """Return the text of a page.
+
+    A link to another page becomes the command that shows that page.
+    """
     text = _files()[topic].read_text(encoding="utf-8")
     return _LINK_TO_PAGE.sub(r"\1 (`%distributed help \2`)", text)
 
 
 def found(question: Sequence[str]) -> str:
-    """Return the three passages of the manual that best answer a question, each with the command that shows its page.
+    """Return the three passages of the manual that best answer a question, each with the command
+    that shows its page.
 
     Raises `UsageError` with all topics if the manual has no word of the question.
     """
@@ -119,7 +127,9 @@ def show(line: CommandLine) -> None:
 
 @frozen
 class Passage:
-    """A unit of search results: a short section, or a paragraph, list item or table row of a long one."""
+    """A unit of search results: a short section, or a paragraph, list item or table row of a long
+    one.
+    """
 
     topic: str
     heading: str
@@ -137,7 +147,9 @@ def passages(topic: str, page: str) -> Iterator[Passage]:
 
 
 def _pieces(section: str) -> Iterator[str]:
-    """Return paragraphs and list items, each with the code below it, and table rows, each with its table's head."""
+    """Return paragraphs and list items, each with the code below it, and table rows, each with its
+    table's head.
+    """
     for piece in _PIECE.findall(f"{section}\n"):
         before, head, rows = (*_TABLE_HEAD.split(piece), "", "")[:3]
         yield before
@@ -160,9 +172,11 @@ def _stems(text: str) -> set[str]:
 def search(
     question: Sequence[str], pages: Mapping[str, str], most: int = 3
 ) -> list[Passage]:
-    """Return the best passages: those with most of the question's words, rare words first; of equal ones, the shortest.
+    """Return the best passages: those with most of the question's words, rare words first; of equal
+    ones, the shortest.
 
-    Empty if no word is found. A misspelled word counts as the most similar word. A word in a heading counts twice.
+    Empty if no word is found. A misspelled word counts as the most similar word. A word in a
+    heading counts twice.
     """
     found = [
         (passage, _stems(passage.text), _stems(passage.heading))

@@ -1,4 +1,6 @@
-"""`%distributed hosts | playground | allocations | down | doctor`: the hosts that the notebook's cells use."""
+"""`%distributed hosts | playground | allocations | down | doctor`: the hosts that the notebook's
+cells use.
+"""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -131,7 +133,9 @@ def _played(own: Playground) -> Chosen:
 
 
 def _play(notebook: Notebook, words: tuple[str, ...]) -> None:
-    """Break or mend one of the playground's hosts, if `words` request it; print the state of all of them."""
+    """Break or mend one of the playground's hosts, if `words` request it; print the state of all of
+    them.
+    """
     own = notebook.playground
     if own is None:
         raise UsageError(
@@ -178,7 +182,9 @@ def allocations(line: CommandLine) -> None:
 
 
 def down(line: CommandLine) -> None:
-    """End the hosts' warm processes, all connections and this notebook's allocations; or shut down one cluster."""
+    """End the hosts' warm processes, all connections and this notebook's allocations; or shut down
+    one cluster.
+    """
     words = [part for word in line.words for part in word.split("=", 1)]
     flags_of = {
         f"--{one.takes_down}": one for one in systems.systems() if one.takes_down
@@ -210,7 +216,8 @@ def down(line: CommandLine) -> None:
 
 
 def doctor(line: CommandLine) -> Report:
-    """Return the doctor's report; in a terminal, after printing it; with --json as data for programs.
+    """Return the doctor's report; in a terminal, after printing it; with --json as data for
+    programs.
 
     With --collective, also the speed between pairs of hosts, if a run can start.
     """

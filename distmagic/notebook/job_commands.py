@@ -1,5 +1,5 @@
-"""Commands about jobs of any kernel: `%distributed jobs | runs | attach | view | add | stop | logs | stacks | clean |
-status`.
+"""Commands about jobs of any kernel: `%distributed jobs | runs | attach | view | add | stop | logs
+| stacks | clean | status`.
 
 Each command first asks hosts for their jobs (job_hosts.py), and then acts on the hosts of the job.
 """
@@ -122,7 +122,10 @@ def _stayed(line: CommandLine, command: str) -> Ranks:
 
 
 def attach(line: CommandLine) -> object:
-    """Follow a job to its end and return its run, unless a variable gets it. Raises the errors of a run."""
+    """Follow a job to its end and return its run, unless a variable gets it.
+
+    Raises the errors of a run.
+    """
     job_name, *variables = line.words
     if variables and line.notebook.shell is None:
         raise UsageError(
@@ -153,7 +156,9 @@ def attach(line: CommandLine) -> object:
 def _attach_ranks(
     line: CommandLine, job: Job, hosts: tuple[Host, ...], name: str
 ) -> None:
-    """Make ranks that stay, and that another kernel has left or still follows, those of this notebook."""
+    """Make ranks that stay, and that another kernel has left or still follows, those of this
+    notebook.
+    """
     from distmagic.staying.starting import attach as attach_to_ranks
 
     notebook = line.notebook
@@ -180,7 +185,9 @@ def _attach_ranks(
 
 
 def view(line: CommandLine) -> object:
-    """Follow the named job, or else the newest running one, detached ones first. Otherwise like `attach`.
+    """Follow the named job, or else the newest running one, detached ones first.
+
+    Otherwise like `attach`.
 
     A background run of this notebook gets one more live view, and the cell does not wait for it.
     """
@@ -255,7 +262,9 @@ def stop(line: CommandLine) -> None:
 
 
 def _what_ends(job: Job) -> str:
-    """Return the predicate of a sentence about a host that did not receive the request: what ends the job on it."""
+    """Return the predicate of a sentence about a host that did not receive the request: what ends
+    the job on it.
+    """
     if len(job.hosts) > 1:
         return "ends by itself when no heartbeat of the other hosts arrives"
     if job.is_detached:
@@ -315,7 +324,10 @@ def profile(line: CommandLine) -> Profile:
 
 
 def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
-    """Return the named job and its hosts; without a name, the only running job. Raises `UsageError`."""
+    """Return the named job and its hosts; without a name, the only running job.
+
+    Raises `UsageError`.
+    """
     if line.words:
         job, hosts = find(line, line.words[0])
         if not job.is_running:
@@ -336,8 +348,8 @@ def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
 def clean(line: CommandLine) -> None:
     """Show the disk use of finished jobs on the hosts, or remove their files.
 
-    `all` removes the jobs of this notebook, and files that only it uses: other users of the account may still need
-    theirs.
+    `all` removes the jobs of this notebook, and files that only it uses: other users of the account
+    may still need theirs.
     """
     what = line.words[0] if line.words else ""
     everybody = line.flags.everybody
@@ -383,8 +395,8 @@ def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
 
 
 def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
-    """Remove from the hosts what ended jobs have left there, and print it: what only this notebook uses, or, for
-    `everybody`, what any notebook uses.
+    """Remove from the hosts what ended jobs have left there, and print it: what only this notebook
+    uses, or, for `everybody`, what any notebook uses.
     """
     owner = "" if everybody else _owner()
     chosen = [job for job in ended if owner in ("", job.terms.owner)]
@@ -415,7 +427,9 @@ def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
 
 
 def _is_own(one: KeptWorkDir) -> bool:
-    """Whether only this notebook uses a working directory: unnamed by the user, and unused by other owners."""
+    """Whether only this notebook uses a working directory: unnamed by the user, and unused by other
+    owners.
+    """
     from distmagic.names import own_origin
 
     return one.origin == own_origin() and one.owners == (_owner(),)

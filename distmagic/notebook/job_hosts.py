@@ -1,5 +1,5 @@
-"""Finds jobs: on the hosts of the notebook, and on hosts where this kernel has started a job, with the settings of that
-time.
+"""Finds jobs: on the hosts of the notebook, and on hosts where this kernel has started a job, with
+the settings of that time.
 
 Each function first asks hosts for their jobs, and then finds the hosts of a job.
 """
@@ -60,7 +60,9 @@ def reach(
 
 
 def jobs_of(line: CommandLine, job_name: str = "") -> tuple[Job, ...]:
-    """Return the jobs of all hosts that are up, and print which hosts are down; `job_name` is the wanted job."""
+    """Return the jobs of all hosts that are up, and print which hosts are down; `job_name` is the
+    wanted job.
+    """
     first_links = reach(line, known_hosts(line, job_name), job_name)
     return _listed(line, first_links)
 
@@ -74,7 +76,10 @@ def _listed(line: CommandLine, first_links: FirstLinks) -> tuple[Job, ...]:
 
 
 def all_jobs(line: CommandLine) -> tuple[Job, ...]:
-    """Return the jobs on the notebook's hosts, and on hosts where this kernel has started any. See `jobs_of`."""
+    """Return the jobs on the notebook's hosts, and on hosts where this kernel has started any.
+
+    See `jobs_of`.
+    """
     session = line.notebook.session()
     # Also by the first host: other hosts may have another job of that name.
     found = {(job.name, job.hosts[0]): job for job in jobs_of(line)}
@@ -102,7 +107,8 @@ def find(
     name: str,
     places: Callable[[Job, tuple[Host, ...]], tuple[Host, ...]] = whereabouts,
 ) -> tuple[Job, tuple[Host, ...]]:
-    """Return a job and its hosts, in the order of its nodes; by `known_whereabouts`, those that answered.
+    """Return a job and its hosts, in the order of its nodes; by `known_whereabouts`, those that
+    answered.
 
     Raises `UsageError`.
     """

@@ -23,8 +23,8 @@ _STATES = {
 def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) -> str:
     """Return the table of jobs, newest first, for the notebook with the owner name `own`.
 
-    Runs of this notebook that are `waiting` for devices come first, and lines below the table explain what they wait
-    for.
+    Runs of this notebook that are `waiting` for devices come first, and lines below the table
+    explain what they wait for.
     """
     if not jobs and not waiting:
         return "no jobs on these hosts"
@@ -71,7 +71,8 @@ def _cut(text: str, most: int) -> str:
 
 def ago(age_s: float) -> str:
     """Return `12 s ago`, `5 min ago`, `3 h ago`."""
-    # A host's clock may be ahead, or give no number at all: min and max limit the age, and turn NaN into 0.
+    # A host's clock may be ahead, or give no number at all: min and max limit the age, and turn NaN
+    # into 0.
     age_min = int(min(max(0.0, age_s / 60), 1e9))
     if not age_min:
         return f"{int(max(0.0, age_s))} s ago"
@@ -79,7 +80,9 @@ def ago(age_s: float) -> str:
 
 
 def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
-    """Return the table of warm processes; a host without any, or one that is down (None), has a line as well."""
+    """Return the table of warm processes; a host without any, or one that is down (None), has a
+    line as well.
+    """
     rows = [["host", "torch loaded", "memory", "last used"]]
     notes = []
     for host, templates in zip(hosts, kept, strict=True):

@@ -1,4 +1,6 @@
-"""Runs a cell's own statements in the notebook, and warns about statements that were meant for the ranks."""
+"""Runs a cell's own statements in the notebook, and warns about statements that were meant for the
+ranks.
+"""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -42,15 +44,17 @@ _OF_TORCH = ("environment variable", "Default process group has not been initial
 
 
 def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -> None:
-    """Run the cell's own statements in the notebook, as without the magic, and print what they changed in the notebook
-    alone.
+    """Run the cell's own statements in the notebook, as without the magic, and print what they
+    changed in the notebook alone.
 
-    `given` are the variables that the ranks receive from the request. An error of a statement is raised unchanged, with
-    a note if it arose because the notebook is not a rank. Raises `UsageError` in these cases:
+    `given` are the variables that the ranks receive from the request. An error of a statement is
+    raised unchanged, with a note if it arose because the notebook is not a rank. Raises
+    `UsageError` in these cases:
 
     - before any statement runs: the call uses an object that each rank must create itself;
     - argparse ended the cell;
-    - after the statements: the call uses an undefined name, or its arguments don't fit the function.
+    - after the statements: the call uses an undefined name, or its arguments don't fit the
+      function.
     """
     _reject_made_here(shell, plan)
     effects = notebook_effects.local_effects(plan.local, given)
@@ -75,7 +79,9 @@ def run_local(shell: InteractiveShell, plan: CellPlan, given: Collection[str]) -
 
 
 def _reject_made_here(shell: InteractiveShell, plan: CellPlan) -> None:
-    """Raise `UsageError` if the call uses an object that each rank must create, before the notebook creates it."""
+    """Raise `UsageError` if the call uses an object that each rank must create, before the notebook
+    creates it.
+    """
     taken = names_evaluated(plan).keys()
     origins = _origins(shell.user_ns, plan)
     for statement in plan.local:
@@ -141,7 +147,9 @@ def _reject_names(plan: CellPlan, known: Collection[str]) -> None:
 
 
 def _reject_arguments(plan: CellPlan, namespace: Mapping[str, object]) -> None:
-    """Raise `UsageError` where the arguments don't fit the cell's function: each rank would raise TypeError."""
+    """Raise `UsageError` where the arguments don't fit the cell's function: each rank would raise
+    TypeError.
+    """
     call = plan.call.value if isinstance(plan.call, ast.Await) else plan.call
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return
@@ -186,7 +194,9 @@ def note_library_changes(
 
 
 def note_loading(state: RunState, loaded: set[str]) -> None:
-    """Print once, if a run spent most of its time in loading what an earlier one has `loaded`, that ranks can stay."""
+    """Print once, if a run spent most of its time in loading what an earlier one has `loaded`, that
+    ranks can stay.
+    """
     ends = [worker.ended for worker in state.workers.values() if worker.ended]
     slowest = max(ends, key=lambda end: end.loading_s, default=None)
     if slowest is None or not slowest.loaded:
@@ -201,7 +211,9 @@ def note_loading(state: RunState, loaded: set[str]) -> None:
 
 
 def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
-    """Return the error for argparse's exit; None for any other error. argparse has printed the usage."""
+    """Return the error for argparse's exit; None for any other error. argparse has printed the
+    usage.
+    """
     places = [
         (one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)
     ]
@@ -218,7 +230,9 @@ def _of_argparse(error: BaseException, filename: str) -> UsageError | None:
 def _note_on(
     error: BaseException, filename: str, effects: Sequence[LocalEffect]
 ) -> str:
-    """Return a note for an error whose cause is that the notebook is no rank, or lacks something of hosts; else ""."""
+    """Return a note for an error whose cause is that the notebook is no rank, or lacks something of
+    hosts; else "".
+    """
     if isinstance(error, ModuleNotFoundError):
         return _WHOLE_NOTE
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,9 @@
-"""`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython in a terminal.
+"""`%load_ext distmagic`: the magics `%%distributed` and `%distributed` of a notebook or of IPython
+in a terminal.
 
-A cell is executed in these steps. Parse the line and the cell, and start to connect to the hosts in the background. Run
-the cell's own statements in the notebook. Pack the call, and launch it. An error before the launch releases the hosts.
+A cell is executed in these steps. Parse the line and the cell, and start to connect to the hosts in
+the background. Run the cell's own statements in the notebook. Pack the call, and launch it. An
+error before the launch releases the hosts.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output
@@ -59,7 +61,10 @@ _OWN_LINES_FAILED = (
 
 
 class CellSyntaxError(UsageError):
-    """The cell is no valid Python. `lines` are what IPython shows for a syntax error in any cell."""
+    """The cell is no valid Python.
+
+    `lines` are what IPython shows for a syntax error in any cell.
+    """
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
         super().__init__(f"line {error.lineno}: {error.msg}")
@@ -88,15 +93,20 @@ class Magics:
         )
 
     def line(self, line: str) -> object:
-        """Set the notebook's hosts, start a playground, manage jobs. `%distributed` alone lists the commands."""
+        """Set the notebook's hosts, start a playground, manage jobs.
+
+        `%distributed` alone lists the commands.
+        """
         return commands.execute(self.notebook, flags.split(line))
 
     def cell(self, line: str, cell: str) -> object | None:
-        """Run the cell's last expression on every rank, under torchrun. `%distributed --help` lists the flags.
+        """Run the cell's last expression on every rank, under torchrun.
 
-        All statements before it run in the notebook. The cell's value is the run: run.results, run.logs(rank),
-        run.metrics. A run with a name, by an assignment or -o, is not the cell's value, because IPython's Out would
-        keep it after `del`.
+        `%distributed --help` lists the flags.
+
+        All statements before it run in the notebook. The cell's value is the run: run.results,
+        run.logs(rank), run.metrics. A run with a name, by an assignment or -o, is not the cell's
+        value, because IPython's Out would keep it after `del`.
         """
         if flags.asks_help(line):
             print(flag_parser.help_text())
@@ -142,7 +152,9 @@ class Magics:
         return run_names.bound(self.shell, names, start)
 
     def ranks(self, line: str, cell: str) -> object | None:
-        """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, with the flags of `%%distributed`."""
+        """Run the whole cell on ranks that stay: `%%ranks [NAME] [0,4-7]`, with the flags of
+        `%%distributed`.
+        """
         if flags.asks_help(line):
             print(flag_parser.help_text("%%ranks [NAME] [0,4-7] [FLAGS]"))
             return None
@@ -150,7 +162,9 @@ class Magics:
         return self.cell(shlex.join(flags.words_of_ranks(line, last)), cell)
 
     def late(self, line: str) -> None:
-        """Raise `UsageError` for a `%%` magic that is not in a cell's first line: IPython treats it as a line magic."""
+        """Raise `UsageError` for a `%%` magic that is not in a cell's first line: IPython treats it
+        as a line magic.
+        """
         del line
         raise UsageError(
             "A cell's magic stands on its first line, and this one has something above it.",
@@ -263,8 +277,8 @@ class Magics:
     def _remember(self, raw: str, text: str) -> str:
         """Make `text` available to tracebacks, and return its file name.
 
-        It is the name of the visible cell if the magic is in its first line, so that the kernel's debugger finds its
-        lines.
+        It is the name of the visible cell if the magic is in its first line, so that the kernel's
+        debugger finds its lines.
         """
         result = getattr(self.shell.displayhook, "exec_result", None)
         number, visible = self.shell.execution_count, ""
@@ -279,7 +293,9 @@ class Magics:
         return filename
 
     def _reject_notebook_names(self, plan: cells.CellPlan) -> None:
-        """Raise `UsageError` if a cell that runs whole on every rank uses a name of the notebook."""
+        """Raise `UsageError` if a cell that runs whole on every rank uses a name of the
+        notebook.
+        """
         own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
         for name, lineno in cells.names_wanted(plan).items():
             if name in own:
@@ -356,7 +372,9 @@ class Magics:
 
 
 def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
-    """Return IPython's completion function; on a line of these magics it suppresses other completions."""
+    """Return IPython's completion function; on a line of these magics it suppresses other
+    completions.
+    """
     from IPython.core.completer import SimpleCompletion, context_matcher
 
     @context_matcher(identifier="distmagic")  # type: ignore[untyped-decorator]
@@ -372,7 +390,9 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
 
 
 def _help_of_cell(lines: list[str]) -> list[str]:
-    """Turn a cell with only `--help` into a line magic, because IPython passes no empty cell to a cell magic."""
+    """Turn a cell with only `--help` into a line magic, because IPython passes no empty cell to a
+    cell magic.
+    """
     first, *rest = lines or [""]
     if _ASKS_HELP.fullmatch(first) and not "".join(rest).strip():
         return [first.removeprefix("%")]
@@ -417,7 +437,9 @@ def load_ipython_extension(
 
 
 def _other_owner(shell: InteractiveShell) -> str:
-    """Return the package of another extension that has registered the first of the names, "" if none."""
+    """Return the package of another extension that has registered the first of the names, "" if
+    none.
+    """
     for kind in ("cell", "line"):
         magic = shell.magics_manager.magics[kind].get(MAGICS[0])
         if magic is not None and not _is_ours(magic):

@@ -1,4 +1,7 @@
-"""Cells of `%%ranks`, which run on ranks that stay. The first one starts the ranks; later ones must fit them."""
+"""Cells of `%%ranks`, which run on ranks that stay.
+
+The first one starts the ranks; later ones must fit them.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,9 @@ def _started(
 
 
 def _check_same(notebook: Notebook, request: flags.Request, ranks: Ranks) -> None:
-    """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks have."""
+    """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks
+    have.
+    """
     plain = flags.parse_line("", notebook.config.defaults(os.environ))
     if ranks.is_attached:
         # Of what their first cell requested, only the hosts are known here.
@@ -121,7 +126,10 @@ def _check_same(notebook: Notebook, request: flags.Request, ranks: Ranks) -> Non
 
 
 def whole_text(notebook: Notebook, name: str, cell: str) -> str:
-    """Return the text of all cells so far of the ranks of this name, and of this one. Raises `UsageError`."""
+    """Return the text of all cells so far of the ranks of this name, and of this one.
+
+    Raises `UsageError`.
+    """
     ranks = notebook.ranks.get(name)
     before = ranks.history if ranks is not None else []
     if any(LEFT_OUT.search(one) for one in before):

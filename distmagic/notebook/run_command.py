@@ -1,4 +1,5 @@
-"""`%distributed run SCRIPT`, in a terminal `distmagic run SCRIPT`: a script, or a module, on every rank.
+"""`%distributed run SCRIPT`, in a terminal `distmagic run SCRIPT`: a script, or a module, on every
+rank.
 
 It has the flags of a cell, and returns the same kind of run.
 """

@@ -23,7 +23,8 @@ def variable_of(names: Sequence[str]) -> str:
 
 
 def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> None:
-    """Assign the run to its names, one of which may be an item or an attribute, such as `runs["a"]`.
+    """Assign the run to its names, one of which may be an item or an attribute, such as
+    `runs["a"]`.
 
     Only a run without a name is assigned to `_run`, which would otherwise keep it after `del run`.
 
@@ -68,7 +69,9 @@ def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:
 def bound(
     shell: InteractiveShell | None, names: Sequence[str], start: Callable[[], object]
 ) -> object | None:
-    """Start a run and assign it to its names, even if it fails; return it only if it has none, or Out would keep it."""
+    """Start a run and assign it to its names, even if it fails; return it only if it has none, or
+    Out would keep it.
+    """
     try:
         run = start()
     except RunError as error:
@@ -81,7 +84,9 @@ def bound(
 
 
 def _kinds() -> tuple[type, ...]:
-    """Return the types that a run's name may have had before; imported late, because the magics must load fast."""
+    """Return the types that a run's name may have had before; imported late, because the magics
+    must load fast.
+    """
     from distmagic.outcome.detached import Detached
     from distmagic.outcome.run import Run
     from distmagic.session.background import BackgroundRun

@@ -1,4 +1,6 @@
-"""The settings of a notebook: its hosts and its playground; the session of all its cells; and a line of a command."""
+"""The settings of a notebook: its hosts and its playground; the session of all its cells; and a
+line of a command.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
 
 
 class Notebook:
-    """One shell with its settings; in a terminal, where `shell` is None, the settings of one command.
+    """One shell with its settings; in a terminal, where `shell` is None, the settings of one
+    command.
 
-    `hosts` are those of `%distributed hosts`, None before that. `playground` is the running playground, if any.
-    `synced` are the Pythons of environments made by `%distributed env sync`, by host. `listed` are the jobs of the last
-    `%distributed jobs`. `ranks` are the ranks that stay, by name, last used at the end. `open_session` replaces this
-    process's own session. `terminal_words` rewords a text, which may be about a job, for a terminal.
+    `hosts` are those of `%distributed hosts`, None before that. `playground` is the running
+    playground, if any. `synced` are the Pythons of environments made by `%distributed env sync`, by
+    host. `listed` are the jobs of the last `%distributed jobs`. `ranks` are the ranks that stay, by
+    name, last used at the end. `open_session` replaces this process's own session. `terminal_words`
+    rewords a text, which may be about a job, for a terminal.
     """
 
     def __init__(
@@ -107,8 +111,8 @@ class Notebook:
     ) -> Access:
         """Return how to reach `hosts`: playground hosts use the playground's own SSH configuration.
 
-        If the line names no Python, that of a `synced` environment is used. Raises `UsageError` if `--python HOST=PATH`
-        names a host that is not among them.
+        If the line names no Python, that of a `synced` environment is used. Raises `UsageError` if
+        `--python HOST=PATH` names a host that is not among them.
         """
         names = {host.name for host in hosts}
         for name in request.python_hosts:
@@ -155,8 +159,8 @@ class Notebook:
         return () if is_default else hosts, access
 
     def part(self, request: flags.Request) -> Part | None:
-        """Return this kernel's part in a job whose nodes all run this notebook; None outside of one, or if hosts are
-        named.
+        """Return this kernel's part in a job whose nodes all run this notebook; None outside of
+        one, or if hosts are named.
 
         Raises `UsageError`.
         """
@@ -176,7 +180,9 @@ class Notebook:
         run_on: Callable[[tuple[Host, ...], Access], Any],
         before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run this notebook."""
+        """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run
+        this notebook.
+        """
         part = self.part(request)
         if part is None:
             return run_on(*self.way(request))
@@ -194,7 +200,9 @@ class Notebook:
         return list(dict.fromkeys(names))
 
     def job_names(self) -> tuple[str, ...]:
-        """Return the names of the jobs that this kernel has started, newest first, and of those that it has listed."""
+        """Return the names of the jobs that this kernel has started, newest first, and of those
+        that it has listed.
+        """
         begun = () if self._session is None else self._session.begun
         listed = [job.name for job in reversed(self.listed)]
         return tuple(dict.fromkeys([*begun, *listed]))
@@ -209,7 +217,9 @@ class Notebook:
         return session.down() if session is not None else ()
 
     def close(self) -> None:
-        """End the playground, unless it is kept, and the connections; both may be used again afterwards."""
+        """End the playground, unless it is kept, and the connections; both may be used again
+        afterwards.
+        """
         # Connections first: otherwise a host that ends would look lost.
         session, self._session = self._session, None
         if session is not None:
@@ -225,8 +235,9 @@ class Notebook:
 class CommandLine:
     """One line `%distributed NAME WORD ...` during its execution.
 
-    `request` has its hosts and how to reach them, as far as its flags set them. `flags` are the command's own, and
-    `words` are the others. `asker` asks the user for passwords while connecting; it is closed when the command ends.
+    `request` has its hosts and how to reach them, as far as its flags set them. `flags` are the
+    command's own, and `words` are the others. `asker` asks the user for passwords while connecting;
+    it is closed when the command ends.
     """
 
     notebook: Notebook

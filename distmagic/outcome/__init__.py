@@ -1,4 +1,6 @@
-"""What a user keeps of a run. Nothing in this package starts, follows or ends a job; it only reads files from hosts.
+"""What a user keeps of a run.
+
+Nothing in this package starts, follows or ends a job; it only reads files from hosts.
 
 run.py        Run: the value of a cell's variable
 results.py    the return values of its ranks

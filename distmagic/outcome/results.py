@@ -36,7 +36,8 @@ class Files:
         begin: int = 0,
         end: int | None = None,
     ) -> int:
-        """Pass a node's file, or the part of a log between two positions, to `write` in pieces; return its size.
+        """Pass a node's file, or the part of a log between two positions, to `write` in pieces;
+        return its size.
 
         A new connection continues after a broken one.
         """
@@ -75,8 +76,9 @@ class Files:
 class Results(Mapping[int, Any]):
     """Return values by rank. Each is unpickled at its first access; large ones are fetched then.
 
-    Unpickling runs code that the hosts chose: access results only from hosts that you trust with your notebook. A rank
-    without a result raises `NoResult`, which is also a `KeyError`. `clear()` frees the accessed values.
+    Unpickling runs code that the hosts chose: access results only from hosts that you trust with
+    your notebook. A rank without a result raises `NoResult`, which is also a `KeyError`. `clear()`
+    frees the accessed values.
     """
 
     def __init__(
@@ -116,8 +118,9 @@ class Results(Mapping[int, Any]):
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
-        """Return all results like a dict. Large results that were not fetched are shown by their size, long values
-        shortened.
+        """Return all results like a dict.
+
+        Large results that were not fetched are shown by their size, long values shortened.
         """
         shown = []
         for rank in self:
@@ -161,7 +164,8 @@ class Results(Mapping[int, Any]):
             return None
         if rank in self._small:
             return parcel.load_bytes(self._small[rank], f"the result of rank {rank}")
-        # If TMPDIR is on NFS, a mapped file leaves a `.nfs...` file, and its folder can't be removed yet.
+        # If TMPDIR is on NFS, a mapped file leaves a `.nfs...` file, and its folder can't be
+        # removed yet.
         with tempfile.TemporaryDirectory(
             prefix="distmagic-result-", ignore_cleanup_errors=True
         ) as folder:
@@ -200,8 +204,8 @@ class Results(Mapping[int, Any]):
 
 
 def unseen_rank(state: RunState, rank: int) -> NoResult | None:
-    """Return the error for a rank of an elastic job whose host was lost before the notebook received anything of the
-    rank.
+    """Return the error for a rank of an elastic job whose host was lost before the notebook
+    received anything of the rank.
     """
     if not state.is_elastic or not 0 <= rank < state.world_size:
         return None

@@ -32,15 +32,18 @@ _STREAMS = ("stdout", "stderr")
 
 @frozen
 class LogParts:
-    """The positions in a rank's logs of stdout and stderr between which a cell's output is. `ends` () means the end."""
+    """The positions in a rank's logs of stdout and stderr between which a cell's output is.
+
+    `ends` () means the end.
+    """
 
     begins: tuple[int, ...]
     ends: tuple[int, ...]
 
 
 class Returned:
-    """The return values of a run's ranks as a sequence, in rank order, without ranks that returned none: `run[0]`,
-    `run[-1]`.
+    """The return values of a run's ranks as a sequence, in rank order, without ranks that returned
+    none: `run[0]`, `run[-1]`.
     """
 
     @property
@@ -68,10 +71,11 @@ class Returned:
 class Run(Returned):
     """A finished run.
 
-    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it holds the return
-    values of all ranks that have one, in rank order; `results` maps ranks to values. `logs(rank)` is the output of a
-    rank, `metrics` has all reported values, `plot("loss")` draws one, and `state` is the state at the end. As a cell's
-    value it shows the table and the curves again.
+    `run[rank]` is the return value of a rank, and `run[-1]` that of the last one. As a sequence it
+    holds the return values of all ranks that have one, in rank order; `results` maps ranks to
+    values. `logs(rank)` is the output of a rank, `metrics` has all reported values, `plot("loss")`
+    draws one, and `state` is the state at the end. As a cell's value it shows the table and the
+    curves again.
     """
 
     def __init__(
@@ -91,8 +95,8 @@ class Run(Returned):
         self.unfetched: tuple[
             str, ...
         ] = ()  # of --fetch and --results: what was not copied
-        # No attribute may refer to the run itself: a reference cycle would outlive `del run` until the next garbage
-        # collection.
+        # No attribute may refer to the run itself: a reference cycle would outlive `del run` until
+        # the next garbage collection.
         self._results = Results(state, small_results, self._files.fetch)
 
     @property
@@ -107,14 +111,15 @@ class Run(Returned):
 
     @property
     def metrics(self) -> Metrics:
-        """All reported values: one row for each report, with rank, at_s (seconds since the rank's start), step and the
-        values.
+        """All reported values: one row for each report, with rank, at_s (seconds since the rank's
+        start), step and the values.
 
-        Rows are in the order of time. After a restart at_s starts at 0 again, and the rows follow those before it.
+        Rows are in the order of time. After a restart at_s starts at 0 again, and the rows follow
+        those before it.
 
-        A rank sends at most 20 rows in 0.1 s; with more than 200 ranks the interval is longer. The rank's host keeps
-        every row. `run.metrics.frame()` returns a pandas DataFrame. A metric named rank or at_s gets an underscore at
-        its end.
+        A rank sends at most 20 rows in 0.1 s; with more than 200 ranks the interval is longer. The
+        rank's host keeps every row. `run.metrics.frame()` returns a pandas DataFrame. A metric
+        named rank or at_s gets an underscore at its end.
         """
         return metrics_of(self.state)
 
@@ -126,11 +131,11 @@ class Run(Returned):
         return plot_of(self.state, names)
 
     def to_tensorboard(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the metrics as event files of TensorBoard, one folder `rank0`, `rank1`... for each rank; return
-        `folder`.
+        """Write the metrics as event files of TensorBoard, one folder `rank0`, `rank1`... for each
+        rank; return `folder`.
 
-        The call's arguments are in its HPARAMS. Raises `UsageError` if tensorboard is not installed on the notebook
-        machine.
+        The call's arguments are in its HPARAMS. Raises `UsageError` if tensorboard is not installed
+        on the notebook machine.
         """
         check_tracker("run.to_tensorboard", "tensorboard")
         path = Path(folder)
@@ -142,16 +147,18 @@ class Run(Returned):
     def logs(
         self, rank: int, stream: str | None = None, *, by_time: bool = False
     ) -> str:
-        """Return the whole output of a rank, fetched from its host. Rank -1 is torchrun: one node after another. On ranks
-        that stay, it is that of this cell.
+        """Return the whole output of a rank, fetched from its host.
 
-        `stream` is "stdout" or "stderr". None returns stdout, then stderr; with `by_time` their lines are in the order
-        in which the host read them, accurate to about 0.1 s. Control characters are removed, except line breaks,
-        carriage returns, tabs and colours.
+        Rank -1 is torchrun: one node after another. On ranks that stay, it is that of this cell.
 
-        In an elastic job a rank may have run on several nodes: this returns the output of its last node. torchrun's
-        output comes from all nodes that were not lost. `%distributed logs` also prints output from a rank's earlier
-        nodes. Raises `UsageError` for a rank that is unknown or has not started.
+        `stream` is "stdout" or "stderr". None returns stdout, then stderr; with `by_time` their
+        lines are in the order in which the host read them, accurate to about 0.1 s. Control
+        characters are removed, except line breaks, carriage returns, tabs and colours.
+
+        In an elastic job a rank may have run on several nodes: this returns the output of its last
+        node. torchrun's output comes from all nodes that were not lost. `%distributed logs` also
+        prints output from a rank's earlier nodes. Raises `UsageError` for a rank that is unknown or
+        has not started.
         """
         streams = [stream] if stream else list(_STREAMS)
         lost = self.state.lost if self.state.is_elastic else {}
@@ -183,11 +190,12 @@ class Run(Returned):
         return data.getvalue()
 
     def files(self, rank: int = 0, pattern: str = "**") -> tuple[FoundFile, ...]:
-        """Return the files in the working directory of a rank's host: each with path, size_bytes and changed_s.
+        """Return the files in the working directory of a rank's host: each with path, size_bytes
+        and changed_s.
 
-        In `pattern`, `*` matches within one folder and `**` matches any depth. A path is exactly as on the host and may
-        contain line breaks: print its `repr`. Raises `UsageError` for an unknown rank, and `PreflightError` for more
-        than 10,000 files.
+        In `pattern`, `*` matches within one folder and `**` matches any depth. A path is exactly as
+        on the host and may contain line breaks: print its `repr`. Raises `UsageError` for an
+        unknown rank, and `PreflightError` for more than 10,000 files.
         """
         return self._work_dir(self._node_of(rank)).find(pattern)
 
@@ -199,14 +207,16 @@ class Run(Returned):
         *,
         ranks: str | None = None,
     ) -> list[Path]:
-        """Copy files of a rank's working directory to the folder `to`; return the paths of the copies.
+        """Copy files of a rank's working directory to the folder `to`; return the paths of the
+        copies.
 
-        With `ranks="all"` it copies from all hosts, each into a subfolder of `to` with the host's name.
+        With `ranks="all"` it copies from all hosts, each into a subfolder of `to` with the host's
+        name.
 
-        In `run.fetch("checkpoints/*.pt")` each file keeps its path below the working directory. The path of a folder
-        means all files in it. An interrupted copy continues at the next call. Raises `UsageError` if no file matches.
-        Raises `NoResult` if a file can't be written on this machine or keeps changing; with `ranks="all"` the other
-        hosts' files are copied first.
+        In `run.fetch("checkpoints/*.pt")` each file keeps its path below the working directory. The
+        path of a folder means all files in it. An interrupted copy continues at the next call.
+        Raises `UsageError` if no file matches. Raises `NoResult` if a file can't be written on this
+        machine or keeps changing; with `ranks="all"` the other hosts' files are copied first.
         """
         if ranks is None:
             return self._work_dir(self._node_of(rank)).fetch(pattern, Path(to))
@@ -287,7 +297,10 @@ def left(
     error: RunError | None,
     logged: Mapping[int, LogParts] | None = None,
 ) -> Run:
-    """Return the `Run` of a finished run. Raises the `error` of a failed one; its attribute `run` is the `Run`."""
+    """Return the `Run` of a finished run.
+
+    Raises the `error` of a failed one; its attribute `run` is the `Run`.
+    """
     run = Run(state, small_results, open_link, shown=error is None, logged=logged)
     if error is None:
         return run
@@ -299,7 +312,10 @@ def left(
 
 
 def _is_to_begin(state: RunState, rank: int) -> bool:
-    """Whether a running job may still start this rank. Before the plan is made, any number may be a rank."""
+    """Whether a running job may still start this rank.
+
+    Before the plan is made, any number may be a rank.
+    """
     if state.is_over or rank < 0:
         return False
     return state.world_size == 0 or rank < state.world_size

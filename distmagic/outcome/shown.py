@@ -1,4 +1,6 @@
-"""Shows a run or its rest as the value of a cell, but not in the cell that already shows its live view."""
+"""Shows a run or its rest as the value of a cell, but not in the cell that already shows its live
+view.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,8 @@ def display_page(page: Mapping[str, str]) -> None:
 
 
 def leave_out(short: str) -> None:
-    """Show nothing for a value that its cell has already shown; in a terminal, after Out[3]:, show `short`."""
+    """Show nothing for a value that its cell has already shown; in a terminal, after Out[3]:, show
+    `short`.
+    """
     if kernel() is None:
         print(short)  # noqa: T201

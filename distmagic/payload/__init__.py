@@ -1,7 +1,8 @@
 """Turns a call into files that are sent to the hosts.
 
-Files are content-addressed: equal calls give equal files, and a file that is on a host already is not sent again. This
-package only writes files on the notebook machine; runner/delivery.py sends them. Read the modules in this order:
+Files are content-addressed: equal calls give equal files, and a file that is on a host already is
+not sent again. This package only writes files on the notebook machine; runner/delivery.py sends
+them. Read the modules in this order:
 
     blobs.py           content-addressed files on this machine
     bundle.py          the part of distmagic that runs on hosts, as one zip

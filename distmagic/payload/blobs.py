@@ -23,7 +23,10 @@ _TOUCH_S = 30.0  # pause between two touches of files in use
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBlob:
-    """A content-addressed file on this machine. `is_users`: a file of the user, which is only read."""
+    """A content-addressed file on this machine.
+
+    `is_users`: a file of the user, which is only read.
+    """
 
     blob: Blob
     path: Path
@@ -31,7 +34,10 @@ class LocalBlob:
 
 
 def folder() -> Path:
-    """Return this machine's folder of blobs, whose size `expiry.expire` limits. Raises `PayloadError`."""
+    """Return this machine's folder of blobs, whose size `expiry.expire` limits.
+
+    Raises `PayloadError`.
+    """
     try:
         found = places.make_private(places.home() / "blobs")
         if not os.access(found, os.W_OK):
@@ -88,7 +94,8 @@ def receive(
 def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
     """Return a zip of `files`, the same bytes for the same files.
 
-    It has entries for directories: without them zipimport (before Python 3.13) finds no namespace package.
+    It has entries for directories: without them zipimport (before Python 3.13) finds no namespace
+    package.
     """
     buffer = io.BytesIO()
     folders = {

@@ -5,8 +5,9 @@
     cloudpickle/           as installed on the notebook machine
     fallback/tqdm/         likewise; for the end of `sys.path`, on hosts that have no tqdm
 
-All of it is importable from inside the zip. It includes distmagic's byte code, which saves a Python of the same version
-a third of its start time; other versions ignore it. Files that are not needed at the start have no byte code.
+All of it is importable from inside the zip. It includes distmagic's byte code, which saves a Python
+of the same version a third of its start time; other versions ignore it. Files that are not needed
+at the start have no byte code.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
 
 
 def build() -> blobs.LocalBlob:
-    """Return the bundle, stored in this machine's folder of blobs. Equal installed files give equal bytes."""
+    """Return the bundle, stored in this machine's folder of blobs.
+
+    Equal installed files give equal bytes.
+    """
     with _BUILDING:  # all hosts are connected to at once
         bundle = _built()
         try:
@@ -85,7 +89,9 @@ def build() -> blobs.LocalBlob:
 
 
 def with_task() -> bytes:
-    """Return the bundle with the modules for a task on a platform without a channel to the notebook."""
+    """Return the bundle with the modules for a task on a platform without a channel to the
+    notebook.
+    """
     here = Path(__file__).parents[1]
     zipped = io.BytesIO(build().path.read_bytes())
     with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -125,7 +131,9 @@ def _files() -> BundleFiles:
 
 
 def _fingerprint(files: BundleFiles) -> str:
-    """Return a text that changes whenever the bundle does, without reading the files, which would take 0.1 s."""
+    """Return a text that changes whenever the bundle does, without reading the files, which would
+    take 0.1 s.
+    """
     found = []
     for name, file in sorted(files.items()):
         status = file.stat()
@@ -135,7 +143,9 @@ def _fingerprint(files: BundleFiles) -> str:
 
 
 def _noted(note: Path) -> blobs.LocalBlob | None:
-    """Return the bundle that another kernel has made of the same files, if it exists and is complete."""
+    """Return the bundle that another kernel has made of the same files, if it exists and is
+    complete.
+    """
     try:
         found = note.with_name(note.read_text())
         data = found.read_bytes()
@@ -154,8 +164,8 @@ def _made(files: BundleFiles, note: Path) -> blobs.LocalBlob:
         data[name] = path.read_bytes()
     for name, path in files.items():
         if name.startswith("distmagic/") and name not in _WITHOUT_BYTE_CODE:
-            # A file's byte code in zipimport's format: identified by the file's hash, unchecked. Its frames have the
-            # file name `name`.
+            # A file's byte code in zipimport's format: identified by the file's hash, unchecked.
+            # Its frames have the file name `name`.
             code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
             assert code is not None
             flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552

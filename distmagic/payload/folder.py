@@ -1,4 +1,6 @@
-"""Chooses the files of a folder to send: no keys or passwords, no ignored files, no links that lead outside."""
+"""Chooses the files of a folder to send: no keys or passwords, no ignored files, no links that lead
+outside.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from distmagic.payload.sizes import allowance_gib, size_text
 from distmagic.remote.records import places
 
 MAX_FILES = 100_000
-# At the top of a folder: the user's keys and passwords, and distmagic's own files, which are never sent.
+# At the top of a folder: the user's keys and passwords, and distmagic's own files, which are never
+# sent.
 _PRIVATE = {
     ".ssh",
     ".aws",
@@ -39,10 +42,12 @@ class LocalFile:
 
 @dataclass(kw_only=True)
 class Contents:
-    """Files, links (each with its target) and empty folders, by their path below a working directory.
+    """Files, links (each with its target) and empty folders, by their path below a working
+    directory.
 
-    `left_out` are links that lead out of their folder. `ignored` are files excluded by a .gitignore, without those in
-    wholly excluded folders. `private` are files that may hold the user's keys or passwords.
+    `left_out` are links that lead out of their folder. `ignored` are files excluded by a
+    .gitignore, without those in wholly excluded folders. `private` are files that may hold the
+    user's keys or passwords.
     """
 
     files: dict[str, LocalFile] = field(default_factory=dict)
@@ -53,7 +58,9 @@ class Contents:
     private: list[str] = field(default_factory=list)
 
     def add(self, other: Contents, at: str = "") -> None:
-        """Add the content of another folder at a path below the working directory, replacing existing files."""
+        """Add the content of another folder at a path below the working directory, replacing
+        existing files.
+        """
         prefix = f"{at}/" if at else ""
         self.files |= {prefix + path: file for path, file in other.files.items()}
         self.links |= {prefix + path: target for path, target in other.links.items()}
@@ -72,7 +79,10 @@ class Contents:
 
 
 def contents_of(folder: Path) -> Contents:
-    """Return the files of a folder to send. Raises `PayloadError` if it is unreadable or has too many files."""
+    """Return the files of a folder to send.
+
+    Raises `PayloadError` if it is unreadable or has too many files.
+    """
     try:
         return _look(Path(os.path.realpath(folder)))
     except OSError as error:
@@ -138,7 +148,9 @@ def content_of(path: Path) -> bytes:
 
 
 def _add_entry(found: Contents, root: Path, path: str, entry: os.DirEntry[str]) -> None:
-    """Add a file; add a link that stays in the folder, as a relative one, and record one that leads outside."""
+    """Add a file; add a link that stays in the folder, as a relative one, and record one that leads
+    outside.
+    """
     here = Path(entry.path)
     if entry.is_file(follow_symlinks=False):
         found.files[path] = file_of(here)

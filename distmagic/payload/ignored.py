@@ -1,8 +1,9 @@
-"""Decides which files of a folder are not sent: those in `.gitignore` and `.distmagicignore`, and files useless on
-hosts.
+"""Decides which files of a folder are not sent: those in `.gitignore` and `.distmagicignore`, and
+files useless on hosts.
 
-Both files have git's syntax and apply to their own folder and below. Files in deeper folders take precedence, the last
-matching line decides, and `.distmagicignore` comes after `.gitignore`: `!data/` in it sends a folder that git ignores.
+Both files have git's syntax and apply to their own folder and below. Files in deeper folders take
+precedence, the last matching line decides, and `.distmagicignore` comes after `.gitignore`:
+`!data/` in it sends a folder that git ignores.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def _spec(text: str) -> GitIgnoreSpec:
 
 
 def rules_above(folder: Path) -> Rules:
-    """Return the rules for a folder from the git repository around it, except rules that ignore the folder itself."""
+    """Return the rules for a folder from the git repository around it, except rules that ignore the
+    folder itself.
+    """
     above = []
     for parent in folder.parents:
         if (folder / ".git").exists():
@@ -89,10 +92,11 @@ def rules_above(folder: Path) -> Rules:
 
 
 def line_that_sends(path: Path, folder: Path) -> tuple[str, Path] | None:
-    """Return a line, and the .distmagicignore to add it to, which sends a file or folder that .gitignore excludes.
+    """Return a line, and the .distmagicignore to add it to, which sends a file or folder that
+    .gitignore excludes.
 
-    It also sends the file's parent folder, if that is below the .distmagicignore; other files in it stay excluded by
-    the same rule. None for a file that .gitignore doesn't exclude.
+    It also sends the file's parent folder, if that is below the .distmagicignore; other files in it
+    stay excluded by the same rule. None for a file that .gitignore doesn't exclude.
     """
     if not path.is_relative_to(folder):
         return None

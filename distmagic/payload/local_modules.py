@@ -1,9 +1,10 @@
-"""Finds the user's own modules that a call needs, and their files. The current files on disk are sent, not the versions
-that the notebook imported before an edit.
+"""Finds the user's own modules that a call needs, and their files.
 
-A local module is neither in the standard library nor in a site-packages directory: files next to the notebook,
-checkouts on PYTHONPATH, editable installs. One that hides a module of Python counts if it is loaded. A package is sent
-as a whole folder, including data files (work_files.py).
+The current files on disk are sent, not the versions that the notebook imported before an edit.
+
+A local module is neither in the standard library nor in a site-packages directory: files next to
+the notebook, checkouts on PYTHONPATH, editable installs. One that hides a module of Python counts
+if it is loaded. A package is sent as a whole folder, including data files (work_files.py).
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class LocalModule:
 def found(
     names: Iterable[str], script: Path | None = None, current: Path | None = None
 ) -> tuple[LocalModule, ...]:
-    """Return the local modules in `names` and those that they import in turn, in alphabetical order.
+    """Return the local modules in `names` and those that they import in turn, in alphabetical
+    order.
 
-    For a program, `script` is the directory from which it imports first, and `current` has modules that are importable
-    nowhere else. Raises `PayloadError` for a package that is too large or unreadable, except for a program.
+    For a program, `script` is the directory from which it imports first, and `current` has modules
+    that are importable nowhere else. Raises `PayloadError` for a package that is too large or
+    unreadable, except for a program.
     """
     modules: dict[str, LocalModule] = {}
     waiting, done = sorted(set(map(_top, names))), set[str]()
@@ -76,13 +79,17 @@ def found(
 
 
 def _hides_pythons(top: str) -> bool:
-    """Whether a file of the user is loaded under the name of a module of Python, such as a profile.py."""
+    """Whether a file of the user is loaded under the name of a module of Python, such as a
+    profile.py.
+    """
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return top in sys.stdlib_module_names and file != "" and not is_installed(file)
 
 
 def loaded_by_path() -> list[str]:
-    """Return the user's modules that can't be imported by name: `spec_from_file_location("plan", "conf/base.py")`."""
+    """Return the user's modules that can't be imported by name: `spec_from_file_location("plan",
+    "conf/base.py")`.
+    """
     found = []
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
@@ -95,7 +102,8 @@ def loaded_by_path() -> list[str]:
             continue
         if module.__name__ != name or is_installed(file):
             continue
-        # A new import of its package may find the loaded one: an editable install may name its folder.
+        # A new import of its package may find the loaded one: an editable install may name its
+        # folder.
         top = _top(name)
         specs = (finder.find_spec(top, None) for finder in sys.meta_path)
         spec = next(filter(None, specs), None)
@@ -110,7 +118,9 @@ def _top(name: str) -> str:
 
 
 def imports_of_code(code: CodeType) -> Iterator[str]:
-    """Yield the names of imports in this code, as `imports_of_text`, without functions inside it."""
+    """Yield the names of imports in this code, as `imports_of_text`, without functions inside
+    it.
+    """
     module = ""
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
@@ -123,7 +133,9 @@ def imports_of_code(code: CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=MAX_FILES)
 def imports_of_text(text: str | bytes) -> tuple[str, ...]:
-    """Return the names of imports in a program's text (`from a import b`: a, a.b); none for invalid Python."""
+    """Return the names of imports in a program's text (`from a import b`: a, a.b); none for invalid
+    Python.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -135,7 +147,9 @@ def imports_of_text(text: str | bytes) -> tuple[str, ...]:
 
 
 def imports_of_statement(node: ast.AST) -> list[str]:
-    """Return the names of imports in one statement; none for other statements and relative imports."""
+    """Return the names of imports in one statement; none for other statements and relative
+    imports.
+    """
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -201,7 +215,8 @@ def python_texts(module: LocalModule) -> Iterator[tuple[str, bytes]]:
 def python_files(root: Path) -> Iterator[Path]:
     """Yield the Python files of a package's directory.
 
-    No module has a name that begins with a dot: Emacs' lock of an unsaved train.py is a dangling link, .#train.py.
+    No module has a name that begins with a dot: Emacs' lock of an unsaved train.py is a dangling
+    link, .#train.py.
     """
     for folder, names, files in os.walk(root):
         names[:] = sorted(
@@ -230,7 +245,9 @@ def is_installed(path: str | os.PathLike[str]) -> bool:
 
 @functools.cache
 def _is_recorded(folder: Path, name: str) -> bool:
-    """Whether `pip install --target` has put this file or package into a folder: a .dist-info next to it lists it."""
+    """Whether `pip install --target` has put this file or package into a folder: a .dist-info next
+    to it lists it.
+    """
     for record in folder.glob("*.dist-info/RECORD"):
         with record.open(encoding="utf-8", errors="replace") as lines:
             if any(line.split(",", 1)[0].split("/", 1)[0] == name for line in lines):

@@ -1,8 +1,10 @@
-"""Examines the text of a program before its ranks run it: whether it sets variables, or starts ranks itself.
+"""Examines the text of a program before its ranks run it: whether it sets variables, or starts
+ranks itself.
 
-Packages read variables on import. If a rank has a package preloaded, variables that the program sets before the import
-have no effect. It is unknown which package reads which variable. So a package may only be preloaded if the program
-imports it before it sets any variable, except torchrun's, which no preloaded package reads.
+Packages read variables on import. If a rank has a package preloaded, variables that the program
+sets before the import have no effect. It is unknown which package reads which variable. So a
+package may only be preloaded if the program imports it before it sets any variable, except
+torchrun's, which no preloaded package reads.
 """
 
 from __future__ import annotations
@@ -59,13 +61,17 @@ class OnRanks:
 
 @dataclass
 class _Order:
-    """The order of imports and settings in texts, identified by number. Code in a function runs later, when called."""
+    """The order of imports and settings in texts, identified by number.
+
+    Code in a function runs later, when called.
+    """
 
     # Text, line and name of each import; the line is 0 in a function.
     imports: list[tuple[int, int, str]] = field(default_factory=list)
     # Text and line of each statement that sets a variable, and whether it is in a function.
     settings: list[tuple[int, int, bool]] = field(default_factory=list)
-    # {text: the first line at which the text calls something}; an import further down may come after the call.
+    # {text: the first line at which the text calls something}; an import further down may come
+    # after the call.
     calls: dict[int, int] = field(default_factory=dict)
 
     def note(
@@ -88,7 +94,9 @@ class _Order:
             self.settings.append((text, line, is_in_function))
 
     def may_be_loaded(self, first: Iterable[str]) -> frozenset[str] | None:
-        """Return the imports before the first variable is set; nothing if more is imported later."""
+        """Return the imports before the first variable is set; nothing if more is imported
+        later.
+        """
         if not self.settings:
             return None
         found = set(first)
@@ -115,8 +123,8 @@ def look(
 ) -> OnRanks:
     """Examine the texts of a program. Invalid Python is ignored.
 
-    `imported` are other names that the program imports, `first` those imported before any of it runs. `names` are those
-    that `other_names` has found.
+    `imported` are other names that the program imports, `first` those imported before any of it
+    runs. `names` are those that `other_names` has found.
     """
     notice = ""
     order = _Order()
@@ -161,7 +169,9 @@ def other_names(namespace: Mapping[str, object]) -> dict[str, str]:
 
 
 def _undo_renaming(tree: ast.Module, names: Mapping[str, str]) -> None:
-    """Write `os` and `environ` where a text has these `names` for them, or imports them `as` something else."""
+    """Write `os` and `environ` where a text has these `names` for them, or imports them `as`
+    something else.
+    """
     found = dict(names)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -179,8 +189,8 @@ def _undo_renaming(tree: ast.Module, names: Mapping[str, str]) -> None:
 def _started_by(node: ast.AST, label: str) -> str:
     """Return a notice for a call that starts ranks itself, "" for any other.
 
-    They are torch's `mp.spawn`, by its module's usual names or by `nprocs`, accelerate's `notebook_launcher`, and those
-    strategies of Lightning that start processes.
+    They are torch's `mp.spawn`, by its module's usual names or by `nprocs`, accelerate's
+    `notebook_launcher`, and those strategies of Lightning that start processes.
     """
     if not isinstance(node, ast.Call):
         return ""
@@ -223,7 +233,10 @@ def of_modules(modules: Iterable[LocalModule]) -> Iterator[Text]:
 
 
 def of_program(start: Path, folder: Path) -> Iterator[Text]:
-    """Yield the text of a script, and of the modules that it imports from a folder, in turn. Raises `PayloadError`."""
+    """Yield the text of a script, and of the modules that it imports from a folder, in turn.
+
+    Raises `PayloadError`.
+    """
     waiting, seen = [start], set[Path]()
     while waiting and len(seen) < MAX_FILES:
         path = waiting.pop()
@@ -252,7 +265,8 @@ def _sets_variable(node: ast.AST) -> bool:
 def _only_reads(node: ast.AST) -> bool:
     """Whether `os.environ` directly in this node is only read, or `acts` finds what it sets.
 
-    Anything else may change it under another name: `env = os.environ`, `patch.dict(os.environ, ...)`.
+    Anything else may change it under another name: `env = os.environ`, `patch.dict(os.environ,
+    ...)`.
     """
     if isinstance(node, ast.Call):
         return dotted(node.func) in _COPIES

@@ -4,8 +4,8 @@
     code         zip: sources.json, the source of cells and their labels, and the paths of local modules on this machine
     side files   the large values of the call, in separate files (remote/values/side_files.py)
 
-An error names the variable with a value that can't be sent. For hosts with another Python version, the call is packed
-again with its code as source (remote/values/reductions/source_form.py).
+An error names the variable with a value that can't be sent. For hosts with another Python version,
+the call is packed again with its code as source (remote/values/reductions/source_form.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _NAMED_AT_MOST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPython:
-    """The oldest Python of those hosts that have another minor version than this machine; `host` has it."""
+    """The oldest Python of those hosts that have another minor version than this machine; `host`
+    has it.
+    """
 
     host: str
     version: tuple[int, ...]
@@ -69,17 +71,18 @@ class Payload:
     script: Path | None = None  # the script's own file
     name: str = ""  # the default name of its working directory, "" for a cell
     notice: str = ""  # a message for the user about the files
-    # The top-level modules that the call's functions and values need, and those of `logging` and `warnings`, which any
-    # module may use.
+    # The top-level modules that the call's functions and values need, and those of `logging` and
+    # `warnings`, which any module may use.
     uses: frozenset[str] = frozenset()
     # This process's settings for ranks, and the same in words.
     settings: tuple[str, str] = ("", "")
     title: str = ""  # the call as the user wrote it
-    # Folder and modules as blobs, None before it is known that a host needs them (payload/work_files.py).
+    # Folder and modules as blobs, None before it is known that a host needs them
+    # (payload/work_files.py).
     tree: Tree | None = None
     limit_bytes: int = sys.maxsize  # includes `tree`
-    # Packs the same without byte code, which only the same minor version of Python can run; None if there is no byte
-    # code.
+    # Packs the same without byte code, which only the same minor version of Python can run; None if
+    # there is no byte code.
     in_source: Callable[[OtherPython], Payload] | None = field(
         default=None, compare=False, repr=False
     )
@@ -103,11 +106,13 @@ def pack_call(
     title: str = "",
     other: OtherPython | None = None,
 ) -> Payload:
-    """Pack a function without arguments, with all that it captures; without byte code, if hosts have an `other` Python.
+    """Pack a function without arguments, with all that it captures; without byte code, if hosts
+    have an `other` Python.
 
-    `labels` maps a cell's filename to its label (`Cell In[3]`). `title` is the call as the user wrote it, complete if
-    the function is a cell's call. The files are stored in this machine's folder of blobs. Raises `PayloadError` for a
-    value that can't be pickled, and `PayloadTooLarge` above `limit_bytes`.
+    `labels` maps a cell's filename to its label (`Cell In[3]`). `title` is the call as the user
+    wrote it, complete if the function is a cell's call. The files are stored in this machine's
+    folder of blobs. Raises `PayloadError` for a value that can't be pickled, and `PayloadTooLarge`
+    above `limit_bytes`.
     """
     seen = Seen()
     names = _namespace(thunk)
@@ -184,7 +189,9 @@ def pack_whole(
     text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
     title: str = "",
 ) -> Payload:  # fmt: skip
-    """Pack a cell's text to run as `__main__` on every rank, with `argv` unless empty; else like `pack_call`."""
+    """Pack a cell's text to run as `__main__` on every rank, with `argv` unless empty; else like
+    `pack_call`.
+    """
     if len(text) > limit_bytes:
         raise PayloadError(
             f"The cell's text has {size_text(len(text))}; at most {size_text(limit_bytes)} may be sent."
@@ -250,8 +257,8 @@ def write_code(
     labels: Mapping[str, str],
     shown: on_ranks.OnRanks,
 ) -> LocalBlob:
-    """Write the data about the user's code: texts and labels of cells, paths of local modules, this machine's Python
-    version.
+    """Write the data about the user's code: texts and labels of cells, paths of local modules, this
+    machine's Python version.
 
     It also lists what may be preloaded in its ranks, and what to preload for the next ones.
     """
@@ -318,7 +325,9 @@ def _cannot_travel(culprit: unpicklable.UnpicklablePart, thunk: Thunk) -> Payloa
 
 
 def _holder(culprit: unpicklable.UnpicklablePart) -> unpicklable.ValuePart | None:
-    """Return the object of a library that has a part in a private attribute; None if the user knows the part."""
+    """Return the object of a library that has a part in a private attribute; None if the user knows
+    the part.
+    """
     holder = None
     for around in reversed(culprit.around):
         kind = type(around.value)
@@ -352,7 +361,9 @@ def _has_no_source(
 
 
 def _user(part: unpicklable.ValuePart, thunk: Thunk) -> str:
-    """Return the name of the function or class that uses a part, or "the call" for the nameless function."""
+    """Return the name of the function or class that uses a part, or "the call" for the nameless
+    function.
+    """
     is_call = part.owner in ("", getattr(thunk, "__qualname__", ""))
     return "the call" if is_call else part.owner
 
@@ -374,7 +385,9 @@ def _too_large(thunk: Thunk, size_bytes: int, limit_bytes: int) -> PayloadTooLar
 
 
 def _variables(thunk: Thunk) -> Iterator[unpicklable.ValuePart]:
-    """Yield every variable that is sent with a call, through all functions and classes pickled by value."""
+    """Yield every variable that is sent with a call, through all functions and classes pickled by
+    value.
+    """
     waiting = [unpicklable.ValuePart(owner="", path="the call", value=thunk)]
     seen = set[int]()
     while waiting:

@@ -31,7 +31,8 @@ def pack_program(
     current: Path,
     limit_bytes: int,
 ) -> Payload:
-    """Pack a program. `sync` is the folder that the user has named, if any, `current` the current directory.
+    """Pack a program. `sync` is the folder that the user has named, if any, `current` the current
+    directory.
 
     Raises `UsageError` if the script does not exist.
     """
@@ -63,10 +64,11 @@ def pack_program(
 def _folder(
     program: Program, script: Path | None, current: Path, limit_bytes: int
 ) -> Path | None:
-    """Return the folder to send: the current directory, to which paths are relative, unless the program is outside of
-    it.
+    """Return the folder to send: the current directory, to which paths are relative, unless the
+    program is outside of it.
 
-    If that can't be sent, it is the script's own folder, or none for a module that hosts have installed.
+    If that can't be sent, it is the script's own folder, or none for a module that hosts have
+    installed.
     """
     own = None
     top = current / program.target.partition(".")[0]
@@ -82,9 +84,11 @@ def _folder(
 def _modules(
     program: Program, script: Path | None, folder: Path | None, current: Path
 ) -> tuple[tuple[LocalModule, ...], tuple[str, ...]]:
-    """Return the local modules that a program imports, and the directories to import from, below the working directory.
+    """Return the local modules that a program imports, and the directories to import from, below
+    the working directory.
 
-    A module in the sent folder is imported from it; another one has `at` set, and is sent separately.
+    A module in the sent folder is imported from it; another one has `at` set, and is sent
+    separately.
     """
     own = current if script is None else script.parent
     names = [program.target]
@@ -152,7 +156,10 @@ def _file_of(target: str, current: Path) -> Path:
 
 
 def _file_of_module(module: str, current: Path) -> Path | None:
-    """Return the file that `python -m` would run on this machine; None if there is none. Nothing is imported."""
+    """Return the file that `python -m` would run on this machine; None if there is none.
+
+    Nothing is imported.
+    """
     for folder in (current, *map(Path, sys.path)):
         path = folder.joinpath(*module.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
@@ -162,7 +169,9 @@ def _file_of_module(module: str, current: Path) -> Path | None:
 
 
 def _script(program: Program, script: Path, folder: Path, current: Path) -> Script:
-    """Return the script for a rank: below its working directory, or at its own path on this machine."""
+    """Return the script for a rank: below its working directory, or at its own path on this
+    machine.
+    """
     folder = folder.resolve()
     if not script.is_relative_to(folder):
         raise UsageError(

@@ -1,4 +1,6 @@
-"""Rejects picklable values that must not be sent: they are useless on hosts, or would mislead ranks."""
+"""Rejects picklable values that must not be sent: they are useless on hosts, or would mislead
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def made_alone(name: str) -> str:
 
 
 def refuse(value: object) -> None:
-    """Raise `pickle.PicklingError` for an object that must not be sent; `MadeAlone` if ranks would work alone."""
+    """Raise `pickle.PicklingError` for an object that must not be sent; `MadeAlone` if ranks would
+    work alone.
+    """
     kind = type(value)
     if kind.__module__.partition(".")[0] in _NOTEBOOK_ONLY:
         raise pickle.PicklingError(f"{kind.__qualname__} lives in the notebook only")

@@ -1,4 +1,5 @@
-"""Records size and times of files that this process sent or fetched, in order to detect later edits.
+"""Records size and times of files that this process sent or fetched, in order to detect later
+edits.
 
 Dates alone are not enough: the clock can be set back, so a later edit may have an earlier date.
 """
@@ -30,7 +31,8 @@ def fetched(path: Path) -> None:
 
 
 def is_edited(path: Path, began_up_s: float) -> bool:
-    """Whether a file was changed, other than by a fetch, since a run started, which was at `began_up_s` by `up_s`.
+    """Whether a file was changed, other than by a fetch, since a run started, which was at
+    `began_up_s` by `up_s`.
 
     The date only decides for a file that this process has neither sent nor fetched. Raises OSError.
     """
@@ -44,7 +46,8 @@ def is_edited(path: Path, began_up_s: float) -> bool:
     if seen is not None:
         look, since_up_s = seen
         return look != _look(status) or since_up_s > began_up_s
-    # The start by the clock that dates files there: it may be a file server's, or have been set meanwhile.
+    # The start by the clock that dates files there: it may be a file server's, or have been set
+    # meanwhile.
     began_s = places.now_at(path.parent) - (up_s() - began_up_s)
     return status.st_ctime > began_s
 

@@ -1,7 +1,8 @@
-"""Turns the files of a run into blobs: packs of small files, large files unchanged, and the list of all files.
+"""Turns the files of a run into blobs: packs of small files, large files unchanged, and the list of
+all files.
 
-Small files are packed in the order of their paths. Whether a pack ends after a file only depends on that file's path.
-So one changed file changes one pack, and a new file one or two.
+Small files are packed in the order of their paths. Whether a pack ends after a file only depends on
+that file's path. So one changed file changes one pack, and a new file one or two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _MOST_PACKS = 8_000  # all names must fit into one message
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """The files for a run's working directory, as blobs; `inside` is the subfolder in which ranks start."""
+    """The files for a run's working directory, as blobs; `inside` is the subfolder in which ranks
+    start.
+    """
 
     listed: LocalBlob
     packs: tuple[LocalBlob, ...]
@@ -44,7 +47,10 @@ class Tree:
 def packed(
     contents: Contents, owned: Sequence[str], folder: Path, inside: str = ""
 ) -> Tree:
-    """Write packs and list to `folder`. `owned` as in `Manifest`. Raises `PayloadError` for an unreadable file."""
+    """Write packs and list to `folder`.
+
+    `owned` as in `Manifest`. Raises `PayloadError` for an unreadable file.
+    """
     packing = _Packing(folder)
     try:
         for path in sorted(contents.files):
@@ -77,7 +83,9 @@ def packed(
 
 @dataclass
 class _Packing:
-    """Packs that are being written to `folder`: their SHA-256s in the order of the list, and each blob once."""
+    """Packs that are being written to `folder`: their SHA-256s in the order of the list, and each
+    blob once.
+    """
 
     folder: Path
     names: list[str] = field(default_factory=list)

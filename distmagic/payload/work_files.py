@@ -1,7 +1,9 @@
-"""Collects the files for a run's working directory on hosts: a folder of this machine, and the call's local modules.
+"""Collects the files for a run's working directory on hosts: a folder of this machine, and the
+call's local modules.
 
-The place of a folder's files depends on its path relative to the current directory. Ranks start in the directory that
-corresponds to the current one, so that relative paths have the same meaning on hosts.
+The place of a folder's files depends on its path relative to the current directory. Ranks start in
+the directory that corresponds to the current one, so that relative paths have the same meaning on
+hosts.
 
     the folder is               its files go to          ranks begin in
     the current directory       the working directory    the same
@@ -35,7 +37,9 @@ _END_OF_STRING = re.compile(r"""([^'"/\\\n]+)['"]""")
 
 
 def place_of(folder: Path, current: Path) -> tuple[str, str]:
-    """Return (place of a folder's files, start directory of ranks), both below the working directory, "" for itself."""
+    """Return (place of a folder's files, start directory of ranks), both below the working
+    directory, "" for itself.
+    """
     if folder.is_relative_to(current):
         return _inner(folder, current), ""
     if current.is_relative_to(folder):
@@ -53,8 +57,9 @@ def with_tree(
 ) -> Payload:  # fmt: skip
     """Return a payload with all files that hosts need.
 
-    `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for a path that is no
-    folder or is the user's home, and `PayloadError`, or `PayloadTooLarge` above the payload's limit.
+    `sync` is the folder that the user has named, instead of a script's own. Raises `UsageError` for
+    a path that is no folder or is the user's home, and `PayloadError`, or `PayloadTooLarge` above
+    the payload's limit.
     """
     folder = named_folder(sync, payload.folder)
     contents, owned, inside = gather(folder, payload.modules, current, payload.script)
@@ -105,7 +110,8 @@ def gather(
     current: Path,
     script: Path | None = None,
 ) -> tuple[Contents, list[str], str]:
-    """Return the files to send, the paths on the hosts that this run owns, and the ranks' directory within them.
+    """Return the files to send, the paths on the hosts that this run owns, and the ranks' directory
+    within them.
 
     `script` must be in `folder`. Raises the errors of `with_tree`, except the size limit.
     """
@@ -128,7 +134,10 @@ def gather(
 
 
 def named_folder(sync: str | None, own: Path | None) -> Path | None:
-    """Return the folder after `--sync`, else the program's own. Raises `UsageError` if it is none."""
+    """Return the folder after `--sync`, else the program's own.
+
+    Raises `UsageError` if it is none.
+    """
     if sync is None:
         return own
     folder = Path(os.path.expanduser(sync))
@@ -141,7 +150,10 @@ def named_folder(sync: str | None, own: Path | None) -> Path | None:
 
 
 def new_folder(text: str, where: str) -> Path:
-    """Return a folder of this machine, which may not exist. Raises `UsageError` naming `where` for an unknown home."""
+    """Return a folder of this machine, which may not exist.
+
+    Raises `UsageError` naming `where` for an unknown home.
+    """
     folder = os.path.expanduser(text)
     # Python leaves `~name` of an unknown user unchanged; a folder of that name invites `rm -rf ~`.
     if folder.startswith("~"):
@@ -153,7 +165,9 @@ def new_folder(text: str, where: str) -> Path:
 
 
 def may_travel(folder: Path, limit_bytes: int) -> bool:
-    """Whether `with_tree` would accept a folder that the user has not named: no home, not too large, and readable."""
+    """Whether `with_tree` would accept a folder that the user has not named: no home, not too
+    large, and readable.
+    """
     try:
         _check_not_home(folder, None)
         return contents_of(folder).size_bytes <= limit_bytes
@@ -162,14 +176,17 @@ def may_travel(folder: Path, limit_bytes: int) -> bool:
 
 
 def check_folder(payload: Payload, sync: str | None) -> None:
-    """Raise `UsageError` if `with_tree` would reject the folder regardless of its content, before waiting for hosts."""
+    """Raise `UsageError` if `with_tree` would reject the folder regardless of its content, before
+    waiting for hosts.
+    """
     folder = named_folder(sync, payload.folder)
     if folder is not None:
         _check_not_home(folder.resolve(), payload.script)
 
 
 def _check_not_home(folder: Path, script: Path | None) -> None:
-    """Raise `UsageError` for the user's home: hosts must not get keys, passwords and everything else in it.
+    """Raise `UsageError` for the user's home: hosts must not get keys, passwords and everything
+    else in it.
 
     An ignore file in the home allows it.
     """
@@ -229,7 +246,9 @@ def _led_to(path: str, contents: Contents) -> str:
 
 
 def _ignored_but_named(contents: Contents) -> str:
-    """Return a notice about files that .gitignore excludes although the code that is sent names them."""
+    """Return a notice about files that .gitignore excludes although the code that is sent names
+    them.
+    """
     if not contents.ignored:
         return ""
     in_code: set[str] = set()

@@ -33,7 +33,9 @@ def waits_for(claims: Sequence[DeviceClaim]) -> str:
 
 
 def missing_at_join(host: str, claims: Sequence[DeviceClaim]) -> PreflightError:
-    """Return the error for a host that can't join an elastic job because other jobs have its devices."""
+    """Return the error for a host that can't join an elastic job because other jobs have its
+    devices.
+    """
     return PreflightError(host, f"the run would wait for {waits_for(claims)}.")
 
 

@@ -71,7 +71,9 @@ class Job:
 
     @property
     def phase(self) -> str:
-        """running, detached, or how it ended: done, stopped, failed, interrupted, lease, ... or died."""
+        """running, detached, or how it ended: done, stopped, failed, interrupted, lease, ... or
+        died.
+        """
         if self.running:
             return "detached" if self.is_detached else "running"
         return self.reason or "died"
@@ -80,10 +82,13 @@ class Job:
 def found_jobs(
     asked: Sequence[str], answers: Iterable[Sequence[JobListing]]
 ) -> tuple[Job, ...]:
-    """Return the jobs that hosts list, oldest first. `asked` are the hosts' names, `answers` has the list of each.
+    """Return the jobs that hosts list, oldest first.
 
-    Hosts that share a home list each other's nodes. So an entry only counts from the host with the node's own name,
-    even if that host is down. If no asked host has that name, or it is one like localhost, any host may list the node.
+    `asked` are the hosts' names, `answers` has the list of each.
+
+    Hosts that share a home list each other's nodes. So an entry only counts from the host with the
+    node's own name, even if that host is down. If no asked host has that name, or it is one like
+    localhost, any host may list the node.
     """
     told: dict[str, list[_Told]] = {}
     names = set(asked) - set(_EACH_ONE_S_OWN)
@@ -144,8 +149,8 @@ def _job(told: Sequence[_Told]) -> Job:
 def check_orphans(
     jobs: Iterable[Job], owner: str, followed: Collection[str] = ()
 ) -> None:
-    """Raise `UsageError` if an earlier job of this notebook still runs and waits for its notebook: it holds the
-    devices.
+    """Raise `UsageError` if an earlier job of this notebook still runs and waits for its notebook:
+    it holds the devices.
 
     A job that the kernel is following now does not count: then the user wants two runs at once.
     """
@@ -160,7 +165,8 @@ def check_orphans(
 
 
 def choose(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job with this name or with ranks of this name, or the only one whose name starts with it.
+    """Return the job with this name or with ranks of this name, or the only one whose name starts
+    with it.
 
     Of ended jobs with ranks of this name, it is the newest. Raises `UsageError`.
     """
@@ -185,7 +191,9 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
 
 
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts of a job in the order of its nodes, chosen from the asked `hosts`. Raises `UsageError`.
+    """Return the hosts of a job in the order of its nodes, chosen from the asked `hosts`.
+
+    Raises `UsageError`.
 
     A host that is down and has not listed the job is found by its name.
     """
@@ -203,5 +211,7 @@ def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts that have listed a job, in the order of `job.known`, chosen from the asked `hosts`."""
+    """Return the hosts that have listed a job, in the order of `job.known`, chosen from the asked
+    `hosts`.
+    """
     return tuple(hosts[job.host_indices[node]] for node in job.known)

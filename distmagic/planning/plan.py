@@ -22,10 +22,11 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Slots
 from distmagic.request.spec import JobSpec, Pairs, split_endpoint
 
-# If there may be several rounds, each makes its own store. With one store for all (torch 2.13): - a node that joins
-# later waits in vain for the store's address: the lead only writes it in the first round (`next_rendezvous` in
-# dynamic_rendezvous.py) - ranks of a later round find the entries of the first round in it, including addresses of dead
-# peers (`_create_c10d_store` in distributed/rendezvous.py assumes a new store at every attempt)
+# If there may be several rounds, each makes its own store. With one store for all (torch 2.13): - a
+# node that joins later waits in vain for the store's address: the lead only writes it in the first
+# round (`next_rendezvous` in dynamic_rendezvous.py) - ranks of a later round find the entries of
+# the first round in it, including addresses of dead peers (`_create_c10d_store` in
+# distributed/rendezvous.py assumes a new store at every attempt)
 OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
@@ -42,9 +43,9 @@ class Reached:
 class NodePlan:
     """What one host starts. The other hosts connect to it at `address`.
 
-    `env` replaces variables of the host's own environment, `defaults` only adds missing ones. torchrun announces
-    `local_addr`, which differs from `address` only if the user has set it. `cwd` is "" if ranks start in the run's own
-    working directory.
+    `env` replaces variables of the host's own environment, `defaults` only adds missing ones.
+    torchrun announces `local_addr`, which differs from `address` only if the user has set it. `cwd`
+    is "" if ranks start in the run's own working directory.
     """
 
     host: Host
@@ -61,9 +62,10 @@ class NodePlan:
 class Plan:
     """The plan of a whole run.
 
-    The nodes' agents send heartbeats through the rendezvous's port (UDP) of the first node's address. Only an elastic
-    job has a `join_template`, the start message of later nodes without the payload's sizes. `chose_port`: the port is a
-    free one that the user has not named. `work` is the working directory on all hosts except the notebook machine.
+    The nodes' agents send heartbeats through the rendezvous's port (UDP) of the first node's
+    address. Only an elastic job has a `join_template`, the start message of later nodes without the
+    payload's sizes. `chose_port`: the port is a free one that the user has not named. `work` is the
+    working directory on all hosts except the notebook machine.
     """
 
     job: str
@@ -121,15 +123,18 @@ def make_plan(
     local_cwd: str,
     work: WorkDir,
 ) -> Plan:
-    """Return the plan of a job on these hosts, in their order. Raises `UsageError` or `PreflightError`.
+    """Return the plan of a job on these hosts, in their order.
 
-    `terms` come from `terms_of`; values that depend on the hosts are added to them. `work` is the job's working
-    directory on other hosts. `local_cwd` is the working directory of ranks on this machine, unless the job names one.
+    Raises `UsageError` or `PreflightError`.
+
+    `terms` come from `terms_of`; values that depend on the hosts are added to them. `work` is the
+    job's working directory on other hosts. `local_cwd` is the working directory of ranks on this
+    machine, unless the job names one.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))
-    # Without restarts there is only one round, so even a job with a range of nodes needs all nodes that it started
-    # with.
+    # Without restarts there is only one round, so even a job with a range of nodes needs all nodes
+    # that it started with.
     can_change = spec.is_elastic and spec.max_restarts > 0
     terms = replace(
         terms,
@@ -211,7 +216,9 @@ def _named_port(spec: JobSpec) -> int | None:
 
 
 def _check_endpoint(address: str, reached: Sequence[Reached]) -> None:
-    """Raise `UsageError` if the user's endpoint is on a host that isn't the first: no process would listen on it."""
+    """Raise `UsageError` if the user's endpoint is on a host that isn't the first: no process would
+    listen on it.
+    """
     for one in reached:
         if address not in (one.host.name, one.facts.address, one.route.address):
             continue
@@ -249,7 +256,8 @@ def _node(
 
 
 def ranks_of(host: Host, facts: Facts, spec: JobSpec) -> int:
-    """Return the number of ranks of a host: the user's number, else one for each device of `--devices`.
+    """Return the number of ranks of a host: the user's number, else one for each device of
+    `--devices`.
 
     Raises `PreflightError` for a device that the host does not have.
     """
@@ -274,7 +282,8 @@ def _check_devices(host: Host, facts: Facts, devices: Sequence[str]) -> None:
 def count_ranks(slots: Slots | None, facts: Facts, host: str) -> int:
     """Return the number of ranks of a host: a given number; `gpu`, `cpu` and `auto` as in torchrun.
 
-    None means one rank for each GPU, or one rank without GPUs. Raises `PreflightError` for `gpu` on a host without one.
+    None means one rank for each GPU, or one rank without GPUs. Raises `PreflightError` for `gpu` on
+    a host without one.
     """
     if isinstance(slots, int):
         return slots
@@ -295,7 +304,9 @@ def default_cwd(host: Host, local_cwd: str) -> str:
 
 
 def defaults(one: Reached, nproc: int) -> Pairs:
-    """Return variables that bind collectives to the rendezvous's interface, and avoid torchrun's thread warning."""
+    """Return variables that bind collectives to the rendezvous's interface, and avoid torchrun's
+    thread warning.
+    """
     variables = _threads(nproc)
     name = one.route.interface
     if name:
@@ -308,7 +319,9 @@ def defaults(one: Reached, nproc: int) -> Pairs:
 def warming(
     spec: JobSpec, access: Access, host: Host, facts: Facts, owner: str
 ) -> TemplateRequest | None:
-    """Return what a host must load in advance for its ranks of this job; None if everything is started by exec."""
+    """Return what a host must load in advance for its ranks of this job; None if everything is
+    started by exec.
+    """
     if access.cold or not access.warm_idle_s or spec.max_restarts:
         return None
     try:
@@ -330,7 +343,9 @@ def _threads(nproc: int) -> dict[str, str]:
 
 
 def commands(plan: Plan, pythons: Sequence[str], program: str = "<the cell>") -> str:
-    """Return a readable list of what runs on every host: one torchrun command each, without values of `--env`."""
+    """Return a readable list of what runs on every host: one torchrun command each, without values
+    of `--env`.
+    """
     lines = []
     for node, python in zip(plan.nodes, pythons, strict=True):
         ranks = plural(node.nproc_per_node, "rank")

@@ -1,6 +1,7 @@
 """Checks hosts before anything is started. Pure.
 
-Each check raises `PreflightError`, which names the host and the cure. `check` also returns warnings.
+Each check raises `PreflightError`, which names the host and the cure. `check` also returns
+warnings.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def no_python(
 ) -> ConnectionLost | PreflightError:  # fmt: skip
     """Return the error for an interpreter that ended before it wrote anything to stdout.
 
-    `code` is its exit code, None if unknown; `by_hand` is a command to start another interpreter on the host.
-    `exec_prefix` is the program that should have started it, "" for none.
+    `code` is its exit code, None if unknown; `by_hand` is a command to start another interpreter on
+    the host. `exec_prefix` is the program that should have started it, "" for none.
     """
     words = f": {stderr[-500:]}" if stderr else ""
     if code == SETUP_FAILED:
@@ -95,9 +96,11 @@ def check_oldest_python(host: str, found: Version, executable: str) -> None:
 
 
 def check_python(host: str, found: Version, ours: Version, executable: str) -> None:
-    """Raise `PreflightError` unless both Pythons have the same minor version, for a host that joins a running job.
+    """Raise `PreflightError` unless both Pythons have the same minor version, for a host that joins
+    a running job.
 
-    The job's payload was packed for its first hosts: as byte code, if all of them had this notebook's version.
+    The job's payload was packed for its first hosts: as byte code, if all of them had this
+    notebook's version.
     """
     if found[:2] != ours[:2]:
         wanted = _dots(ours[:2])
@@ -134,7 +137,8 @@ def not_writable(host: str, folder: str, why: str) -> PreflightError:
 def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
     """Return warnings about possible problems of a host. Raises `PreflightError` for certain ones.
 
-    `local_torch` is the version of torch on this machine, None if it has none (then versions are not compared).
+    `local_torch` is the version of torch on this machine, None if it has none (then versions are
+    not compared).
     """
     if facts.torch is None:
         raise PreflightError(
@@ -170,8 +174,8 @@ def check(host: str, facts: Facts, local_torch: str | None) -> tuple[str, ...]:
 def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return a warning for each machine that is listed under several names.
 
-    Hosts that have their own directories on the same machine, like those of a playground, are intended and get no
-    warning.
+    Hosts that have their own directories on the same machine, like those of a playground, are
+    intended and get no warning.
     """
     by_machine: dict[tuple[str, str], list[str]] = {}
     for name, one in zip(names, facts, strict=True):
@@ -185,7 +189,8 @@ def shared_machines(names: Sequence[str], facts: Sequence[Facts]) -> tuple[str, 
 
 
 def clocks_apart(clocks: Sequence[Clock]) -> tuple[str, ...]:
-    """Return a warning for each host whose clock differs by more than `CLOCKS_APART_S` from the first host's.
+    """Return a warning for each host whose clock differs by more than `CLOCKS_APART_S` from the
+    first host's.
 
     If no clock does, it compares the one that is ahead of all with the one that is behind all.
     """
@@ -212,13 +217,17 @@ def _clock_apart(clock: Clock, other: Clock) -> str:
 
 
 def _numbers(version: str) -> Version:
-    """Return (major, minor) of a version, () for an unusual one (torch built from source, a broken installation)."""
+    """Return (major, minor) of a version, () for an unusual one (torch built from source, a broken
+    installation).
+    """
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
 
 def check_among(names: tuple[str, ...], facts: tuple[Facts, ...]) -> None:
-    """Raise `PreflightError` unless all hosts have the same minor version of torch; others may not communicate."""
+    """Raise `PreflightError` unless all hosts have the same minor version of torch; others may not
+    communicate.
+    """
     first = ours = ""
     for name, one in zip(names, facts, strict=True):
         version = one.torch or ""

@@ -31,7 +31,8 @@ def start_messages(
 ) -> list[protocol.StartNode]:
     """Return the messages that start a plan's nodes, in their order.
 
-    `secret` authenticates the job's heartbeats, in hex; `warm` has for each node the warm process to fork from.
+    `secret` authenticates the job's heartbeats, in hex; `warm` has for each node the warm process
+    to fork from.
     """
     hosts = tuple(node.host.name for node in plan.nodes)
     sizes = tuple(local.blob.size_bytes for local in payload.blobs)
@@ -81,10 +82,12 @@ def start_messages(
 def join_message(
     lead: protocol.StartNode, hosts: Sequence[str], one: Reached, *, local_cwd: str
 ) -> protocol.StartNode:
-    """Return the message that starts one more node of an elastic job. `hosts` are those of all its nodes, this one
-    last.
+    """Return the message that starts one more node of an elastic job.
 
-    `lead` is the message that started the first node. A node that joins later is started by exec. Raises `HostError`.
+    `hosts` are those of all its nodes, this one last.
+
+    `lead` is the message that started the first node. A node that joins later is started by exec.
+    Raises `HostError`.
     """
     template, membership = lead.join_template, lead.membership
     assert template is not None

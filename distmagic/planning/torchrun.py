@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# How long a range of nodes waits for one more node before it starts, after which time a lost node no longer counts, and
-# how long the others wait for one that is lost during a rendezvous. torch's defaults (30 s, 15 s and 60 s) make every
-# change of the number of nodes a pause of a minute.
+# How long a range of nodes waits for one more node before it starts, after which time a lost node
+# no longer counts, and how long the others wait for one that is lost during a rendezvous. torch's
+# defaults (30 s, 15 s and 60 s) make every change of the number of nodes a pause of a minute.
 _ELASTIC_CONF = (
     "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=15"
 )
@@ -28,7 +28,8 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWords:
-    """The values of one node's flags as texts: an exported job has shell variables instead of some numbers.
+    """The values of one node's flags as texts: an exported job has shell variables instead of some
+    numbers.
 
     The nodes meet at `address` and `port`. An empty `local_addr` or `conf` is left out.
     """
@@ -73,8 +74,9 @@ def flags(
 ) -> tuple[str, ...]:
     """Return torchrun's flags for one node of a run.
 
-    `local_addr` is always given: without it a node announces the address to which its own hostname resolves. c10d gets
-    `is_host`, because otherwise it compares host names to find out which node hosts the store.
+    `local_addr` is always given: without it a node announces the address to which its own hostname
+    resolves. c10d gets `is_host`, because otherwise it compares host names to find out which node
+    hosts the store.
     """
     nnodes = str(rdzv.max_nodes)
     conf = f"is_host={1 if node_rank == 0 else 0}"
@@ -115,5 +117,7 @@ def joining(
 
 
 def world_size(rdzv: Rendezvous, nproc: Sequence[int]) -> int:
-    """Return the number of ranks of all nodes (`nproc` for each node); 0 if nodes may come and go."""
+    """Return the number of ranks of all nodes (`nproc` for each node); 0 if nodes may come
+    and go.
+    """
     return sum(nproc) if rdzv.min_nodes == rdzv.max_nodes else 0

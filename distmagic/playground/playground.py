@@ -1,9 +1,10 @@
 """`%distributed playground N`: throw-away SSH hosts on this machine, for learning and for tests.
 
-One child process (server.py) serves all N hosts. Each has a port on 127.0.0.1, a host key, a home and the kernel's
-Python. Only this playground's own key can log in. All of it is removed by `stop`, at exit, and when the kernel is
-killed. With `keep` it outlives the kernel, and `found` gives it to another one; it ends by `stop`, or 2 h after the
-last connection and the last process of a host. Orders go through a Unix socket in its private directory.
+One child process (server.py) serves all N hosts. Each has a port on 127.0.0.1, a host key, a home
+and the kernel's Python. Only this playground's own key can log in. All of it is removed by `stop`,
+at exit, and when the kernel is killed. With `keep` it outlives the kernel, and `found` gives it to
+another one; it ends by `stop`, or 2 h after the last connection and the last process of a host.
+Orders go through a Unix socket in its private directory.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ _LOG_BYTES = 4000
 
 
 class Playground:
-    """Running throw-away hosts; made by `start`. A context manager: `with start(2) as playground: ...`.
+    """Running throw-away hosts; made by `start`.
 
-    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration. A playground that is
-    kept (`is_kept`) outlives this process; `server` is None if another process has started it.
+    A context manager: `with start(2) as playground: ...`.
+
+    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
+    A playground that is kept (`is_kept`) outlives this process; `server` is None if another process
+    has started it.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class Playground:
             atexit.register(self.stop)
 
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
-        """Change the state of a host: freeze, thaw, cut, heal, off, on. Return (name, state, processes) of all hosts.
+        """Change the state of a host: freeze, thaw, cut, heal, off, on.
+
+        Return (name, state, processes) of all hosts.
 
         Raises `DistmagicError` if the server has ended, or does not answer.
         """
@@ -70,7 +76,10 @@ class Playground:
         return [(name, state, count) for name, state, count in json.loads(answer)]
 
     def stop(self) -> None:
-        """End the hosts and all processes on them, and remove their directory. Safe to call twice."""
+        """End the hosts and all processes on them, and remove their directory.
+
+        Safe to call twice.
+        """
         if os.getpid() != self._owner:
             return  # a forked child of the kernel that runs its atexit functions
         atexit.unregister(self.stop)
@@ -99,9 +108,12 @@ class Playground:
 def start(
     n: int, *, directory: str | os.PathLike[str] | None = None, keep: bool = False
 ) -> Playground:
-    """Start `n` hosts and return when they answer. Their files are in a new directory below `directory`.
+    """Start `n` hosts and return when they answer.
 
-    With `keep` they outlive this process. Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the server does not start.
+    Their files are in a new directory below `directory`.
+
+    With `keep` they outlive this process. Raises `UsageError` for less than one host,
+    `DistmagicError` if asyncssh is missing or the server does not start.
     """
     if n < 1:
         raise UsageError(
@@ -171,8 +183,9 @@ def _started(
 
 
 def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
-    """Send the server its first line, and return its answer, b"" where it has ended. Raises `DistmagicError` after
-    `limit_s`.
+    """Send the server its first line, and return its answer, b"" where it has ended.
+
+    Raises `DistmagicError` after `limit_s`.
     """
     assert server.stdin is not None
     assert server.stdout is not None
@@ -187,8 +200,9 @@ def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> b
 
 
 def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
-    """Send the server of a directory an order, and return its answer, b"" where it has ended. Raises `DistmagicError`
-    after `limit_s`.
+    """Send the server of a directory an order, and return its answer, b"" where it has ended.
+
+    Raises `DistmagicError` after `limit_s`.
     """
     try:
         opened = os.open(directory, os.O_RDONLY)
@@ -217,7 +231,8 @@ def _silent(limit_s: float) -> DistmagicError:
 
 
 def _launch(place: Path) -> subprocess.Popen[bytes]:
-    # The server imports distmagic from this kernel's place, which may not be on Python's default path.
+    # The server imports distmagic from this kernel's place, which may not be on Python's default
+    # path.
     paths = [str(Path(__file__).parents[2])]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
@@ -249,7 +264,10 @@ def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
 
 
 def ssh_config(directory: Path, ports: tuple[int, ...], user: str) -> str:
-    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine. Pure."""
+    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine.
+
+    Pure.
+    """
     common = f"""\
 Host node*
     HostName 127.0.0.1

@@ -1,11 +1,12 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1.
 
-It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON from stdin, what to
-start, and answers with one line on stdout. Each line on the Unix socket `orders` of its directory changes the state of
-one host, [verb, name], or ends it, ["stop", ""]; the answer is the state of all. It ends, with all its processes and its
-directory, on `stop` or SIGTERM, when stdin ends, and when its parent is gone. One that is kept has no parent, and does
-not end with stdin, but 2 h after the last use. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that started it
-ends.) Only this file imports asyncssh.
+It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON
+from stdin, what to start, and answers with one line on stdout. Each line on the Unix socket
+`orders` of its directory changes the state of one host, [verb, name], or ends it, ["stop", ""]; the
+answer is the state of all. It ends, with all its processes and its directory, on `stop` or SIGTERM,
+when stdin ends, and when its parent is gone. One that is kept has no parent, and does not end with
+stdin, but 2 h after the last use. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that
+started it ends.) Only this file imports asyncssh.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ _PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True, kw_only=True)
 class SharedByHosts:
-    """Data shared by all hosts: the playground's directory, its user, the key that may log in, running commands."""
+    """Data shared by all hosts: the playground's directory, its user, the key that may log in,
+    running commands.
+    """
 
     directory: Path
     user: str
@@ -60,7 +63,9 @@ class SharedByHosts:
     def environment(
         self, home: Path, client: tuple[str, int], server: tuple[str, int]
     ) -> dict[str, str]:
-        """Return the environment of a command, like sshd's, with the kernel's Python first in PATH."""
+        """Return the environment of a command, like sshd's, with the kernel's Python first in
+        PATH.
+        """
         kept = {}
         for name, value in os.environ.items():
             if name in _PASSED_ON or name.startswith("LC_"):
@@ -148,7 +153,9 @@ class PlayedHost:
                 await self._send_all(signal.SIGKILL, "")
 
     async def _send_all(self, number: int, done: str) -> None:
-        """Signal repeatedly until every process is gone or in a state of `done`: they may start others meanwhile."""
+        """Signal repeatedly until every process is gone or in a state of `done`: they may start
+        others meanwhile.
+        """
         while left := [one for one in self.processes() if one.state not in done]:
             for process in left:
                 processes.send(process, number)
@@ -156,7 +163,10 @@ class PlayedHost:
 
 
 class _Server(asyncssh.SSHServer):  # type: ignore[misc]
-    """One connection: it accepts one key and one user. Forwarding is allowed, so a host can be another's jump host."""
+    """One connection: it accepts one key and one user.
+
+    Forwarding is allowed, so a host can be another's jump host.
+    """
 
     # ruff: noqa: ARG002 - asyncssh decides what its callbacks are given
 
@@ -195,7 +205,10 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
 
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
-    """One channel: asyncssh connects it to a command's pipes. The command has its own session, and no terminal."""
+    """One channel: asyncssh connects it to a command's pipes.
+
+    The command has its own session, and no terminal.
+    """
 
     def __init__(self, host: PlayedHost) -> None:
         super().__init__(
@@ -207,12 +220,15 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         try:
             await self._run()
         except (OSError, asyncssh.Error):
-            # The channel is gone. The command has got end of file and ends by itself; an exception from this function
-            # would close the whole connection, including the client's other channels.
+            # The channel is gone. The command has got end of file and ends by itself; an exception
+            # from this function would close the whole connection, including the client's other
+            # channels.
             return
 
     async def _run(self) -> None:
-        """Start the command and wait for its end and the end of its output, which its children may hold open."""
+        """Start the command and wait for its end and the end of its output, which its children may
+        hold open.
+        """
         await self._host.thawed.wait()
         client = self.get_extra_info("peername")[:2]
         server = self.get_extra_info("sockname")[:2]
@@ -237,7 +253,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
             return
         ended = asyncio.Event()
         host.shared.commands[command.pid] = command, ended
-        # The end of one output is not the end of the other, so neither may send the channel's end of file.
+        # The end of one output is not the end of the other, so neither may send the channel's end
+        # of file.
         await self.redirect(
             command.stdin, command.stdout, command.stderr, send_eof=False
         )
@@ -256,8 +273,8 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
     def eof_received(self) -> bool:
         """End the command's input in a separate turn of the event loop.
 
-        When a full pipe has room again, asyncio accepts more data. If the end came in that same turn, asyncio would
-        close the pipe with data still waiting.
+        When a full pipe has room again, asyncio accepts more data. If the end came in that same
+        turn, asyncio would close the pipe with data still waiting.
         """
         asyncio.get_running_loop().call_soon(super().eof_received)
         return True  # the output stays open
@@ -267,7 +284,9 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 
 
 async def serve(directory: Path, count: int, python: str, parent: int | None) -> None:
-    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`; None: until it is idle."""
+    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`;
+    None: until it is idle.
+    """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
@@ -309,7 +328,10 @@ async def _obey(
     hosts: dict[str, PlayedHost], turn: asyncio.Lock, over: asyncio.Event,
     orders: asyncio.StreamReader, answers: asyncio.StreamWriter,
 ) -> None:  # fmt: skip
-    """Carry out a line, and answer with [name, state, number of processes] of all hosts. An end has no answer."""
+    """Carry out a line, and answer with [name, state, number of processes] of all hosts.
+
+    An end has no answer.
+    """
     line = await orders.readline()
     verb, name = json.loads(line or '["", ""]')
     if verb == "stop":
@@ -342,7 +364,9 @@ async def _idle(hosts: dict[str, PlayedHost]) -> None:
 
 
 def _watch(parent: int, over: asyncio.Event) -> None:
-    """Set `over` soon after the parent is gone: its forked children may still hold the pipe open."""
+    """Set `over` soon after the parent is gone: its forked children may still hold the pipe
+    open.
+    """
     if os.getppid() != parent:
         over.set()
     else:
@@ -350,7 +374,9 @@ def _watch(parent: int, over: asyncio.Event) -> None:
 
 
 def _make_python(folder: Path, python: str) -> None:
-    """Make `python3` start the kernel's interpreter; a symbolic link would lose the virtual environment."""
+    """Make `python3` start the kernel's interpreter; a symbolic link would lose the virtual
+    environment.
+    """
     folder.mkdir()
     for name in ("python", "python3"):
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')

@@ -1,4 +1,6 @@
-"""`@frozen` makes a class a frozen dataclass whose fields are keywords, as nearly all records of distmagic are."""
+"""`@frozen` makes a class a frozen dataclass whose fields are keywords, as nearly all records of
+distmagic are.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes a run as text and as HTML.
 
-All modules are pure: a `RunState` goes in, a string comes out. screens/ writes the strings to notebooks, widgets and
-terminals. Texts from hosts are always escaped.
+All modules are pure: a `RunState` goes in, a string comes out. screens/ writes the strings to
+notebooks, widgets and terminals. Texts from hosts are always escaped.
 
     RunState  --overview-->  Overview  --as_text-->  text
                                        --as_html-->  HTML

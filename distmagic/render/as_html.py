@@ -1,7 +1,7 @@
 """A run as self-contained HTML for light and dark pages: no script, no widget, no external file.
 
-The styles are in style.css, which every page includes. In an untrusted notebook, which removes styles and drawings, the
-table stays readable.
+The styles are in style.css, which every page includes. In an untrusted notebook, which removes
+styles and drawings, the table stays readable.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def head_and_table(state: RunState) -> tuple[str, str]:
 
 
 def all_ranks(state: RunState) -> str:
-    """Return every rank and the hardware of a large run, collapsed; "" if the table has one row for each rank."""
+    """Return every rank and the hardware of a large run, collapsed; "" if the table has one row for
+    each rank.
+    """
     view = overview(state)
     if len(view.hardware) <= _FEW_HOSTS:
         return _folded(view, state.variable)

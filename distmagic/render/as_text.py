@@ -1,4 +1,6 @@
-"""A run as text: the table for notebooks and logs, status lines for a terminal, and milestones for a log."""
+"""A run as text: the table for notebooks and logs, status lines for a terminal, and milestones for
+a log.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MARKS = {"error": "✗", "warning": "!", "info": "·"}
 
 
 def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
-    """Return head, table, notes, and the last `lines` lines of output; the table has at most `width` columns."""
+    """Return head, table, notes, and the last `lines` lines of output; the table has at most
+    `width` columns.
+    """
     view = overview(state)
     parts = wrapped(_headline(view), width, "    ")
     shown_groups = [group for group in view.groups if not group.is_folded]
@@ -41,7 +45,9 @@ def text(state: RunState, *, width: int = 100, lines: int = 10) -> str:
 
 
 def status(state: RunState, *, width: int, height: int) -> tuple[str, ...]:
-    """Return at most `height` lines of at most `width` columns: head, the most important ranks, errors."""
+    """Return at most `height` lines of at most `width` columns: head, the most important ranks,
+    errors.
+    """
     view = overview(state)
     errors = [alert for alert in view.alerts if alert.level == "error"]
     alerts = [cut(_alert_line(alert), width) for alert in errors[:2]]
@@ -109,7 +115,9 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Return the columns that fit `width`: the least important are left out, and the note is cut to what remains."""
+    """Return the columns that fit `width`: the least important are left out, and the note is cut to
+    what remains.
+    """
     fixed = [column for column in columns if column.key != "note"]
     while _width(fixed) > width and any(column.spare for column in fixed):
         fixed.remove(max(fixed, key=lambda column: column.spare))

@@ -24,10 +24,10 @@ _FEWEST_POINTS, _MOST_POINTS = 16, 100
 def chart_data(state: RunState) -> list[dict[str, object]]:
     """Return name and lines of each metric that was reported more than once.
 
-    A page identifies a chart by its name: if several metrics have the same printable name, later ones get a number. A
-    line has the rank (-1: all ranks together, if they are many), and the x, min, mean and max of each bin. It also has
-    the first and last x of each hole, and the last value as text. If a metric `counts_steps`, x is in steps, else in
-    seconds.
+    A page identifies a chart by its name: if several metrics have the same printable name, later
+    ones get a number. A line has the rank (-1: all ranks together, if they are many), and the x,
+    min, mean and max of each bin. It also has the first and last x of each hole, and the last value
+    as text. If a metric `counts_steps`, x is in steps, else in seconds.
     """
     names = names_of_curves(state)[:_MAX_CHARTS]
     lines_in_all = len(names) * min(MAX_LINES, max(1, len(state.series)))

@@ -1,4 +1,6 @@
-"""Curves of metrics as SVG: a small chart for each metric, with a line for each rank, or mean and band for many."""
+"""Curves of metrics as SVG: a small chart for each metric, with a line for each rank, or mean and
+band for many.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _BAND_BINS = 20_000  # for all ranks of a band
 _COLUMNS = 60  # positions at which a pointer shows values
 _SPARK = 24  # characters of a curve as text
 _SIGNS = "▁▂▃▄▅▆▇█"
-# An axis is logarithmic if the max is so many times the min, and half of the curve is in this lowest part.
+# An axis is logarithmic if the max is so many times the min, and half of the curve is in this
+# lowest part.
 _LOG_FROM, _FLOOR = 100, 0.05
 _WIDE, _HIGH = 800, 200  # the drawing's coordinate system
 
@@ -61,7 +64,10 @@ class Curve:
 
     @property
     def frame(self) -> _Frame:
-        """The range of its drawing. The axis is logarithmic if a linear one would flatten most of the curve."""
+        """The range of its drawing.
+
+        The axis is logarithmic if a linear one would flatten most of the curve.
+        """
         bins = self.bins
         xs = [one.x for one in bins]
         xs += [x for hole in self.all_holes for x in hole]
@@ -244,8 +250,8 @@ def figure(
 ) -> str:
     """Return the drawing of a curve; `caption` is HTML.
 
-    `spark` is the curve as text, for pages that remove drawings; the style sheet hides it. If lines have `names`, a
-    pointer over the drawing shows their values.
+    `spark` is the curve as text, for pages that remove drawings; the style sheet hides it. If lines
+    have `names`, a pointer over the drawing shows their values.
 
     Above `most_lines`, they are drawn as their mean, with a band.
     """
@@ -312,9 +318,11 @@ def x_words(value: float, curve: Curve) -> str:
 
 
 def joined(curve: Curve) -> CurveLine:
-    """Return mean, min and max of all ranks at each place as one line without holes, up to the curve's end.
+    """Return mean, min and max of all ranks at each place as one line without holes, up to the
+    curve's end.
 
-    A rank without a report at a place counts with its previous value, up to its last report; not if that is NaN.
+    A rank without a report at a place counts with its previous value, up to its last report; not if
+    that is NaN.
     """
     all_xs = sorted({one.x for one in curve.bins})
     xs = [x for x in all_xs if x <= curve.end] or all_xs[:1]

@@ -1,4 +1,6 @@
-"""Notes for the user that are no failures: notices of hosts, results that are not kept, ranks that worked alone."""
+"""Notes for the user that are no failures: notices of hosts, results that are not kept, ranks that
+worked alone.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def _results_not_kept(state: RunState) -> Iterator[str]:
 
 
 def _lone_ranks(state: RunState) -> Iterator[str]:
-    """Yield a sentence for a successful run of several ranks in which no rank communicated with another.
+    """Yield a sentence for a successful run of several ranks in which no rank communicated with
+    another.
 
     That looks like success, although each rank may have trained its own model.
     """

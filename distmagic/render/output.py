@@ -1,4 +1,5 @@
-"""The last lines of ranks' output: chooses those to show, and converts them to HTML in the rank's colour.
+"""The last lines of ranks' output: chooses those to show, and converts them to HTML in the rank's
+colour.
 
 torchrun's own lines are only shown if nothing else explains a failure.
 """
@@ -46,8 +47,8 @@ def count_of_lines(state: RunState) -> int:
 def torchrun_matters(state: RunState) -> bool:
     """Whether torchrun's lines are the only explanation.
 
-    torchrun also prints warnings in successful runs, and whenever distmagic stops the ranks. All its output is in
-    run.logs(-1).
+    torchrun also prints warnings in successful runs, and whenever distmagic stops the ranks. All
+    its output is in run.logs(-1).
     """
     if state.is_over:
         return state.phase == "failed" and state.first_failure is None

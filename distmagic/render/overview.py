@@ -55,9 +55,9 @@ class Alert:
 class Overview:
     """Everything except curves and output. `facts` are the head's short phrases after the phase.
 
-    `call` is the user's call, and `since` when it started, "" if unknown. `hardware` has host, CPU, memory, network and
-    GPUs of each host, "" if unknown. `concern` is the head's text about ranks that stand still or are behind, "" for
-    none.
+    `call` is the user's call, and `since` when it started, "" if unknown. `hardware` has host, CPU,
+    memory, network and GPUs of each host, "" if unknown. `concern` is the head's text about ranks
+    that stand still or are behind, "" for none.
     """
 
     job: str
@@ -102,7 +102,8 @@ def overview(state: RunState) -> Overview:
 
 
 def _fraction(state: RunState, workers: Sequence[WorkerState]) -> float | None:
-    """Return the fraction of all ranks' work that is done; None if no running rank reports its progress.
+    """Return the fraction of all ranks' work that is done; None if no running rank reports its
+    progress.
 
     Before there are ranks: the fraction of the payload that was sent, if it is being sent.
     """
@@ -158,7 +159,9 @@ def _why_it_stops(state: RunState) -> Iterable[str]:
 
 
 def _part_of_run(worker: WorkerState) -> str:
-    """Return `epoch 2 of 4` if the text of a rank's bar has such a count: `epoch 2/4`, `Fold [2/4]`."""
+    """Return `epoch 2 of 4` if the text of a rank's bar has such a count: `epoch 2/4`, `Fold
+    [2/4]`.
+    """
     if worker.step is not None or not worker.bars or worker.bars[0].closed:
         return ""
     found = _PART.match(bar_name(worker.bars[0]))
@@ -180,7 +183,9 @@ def _standing_out(state: RunState) -> Mapping[int, str]:
 
 
 def _concern(state: RunState, still: Mapping[int, float], slow: set[int]) -> str:
-    """Return the head's text about ranks that stand still, are behind, or run on after most have ended."""
+    """Return the head's text about ranks that stand still, are behind, or run on after most have
+    ended.
+    """
     all_still = all_still_s(state, still)
     if all_still is not None:
         return f"no rank has advanced for {q.duration(all_still)}"
@@ -306,7 +311,9 @@ def question(state: RunState) -> str:
 
 
 def prompts(state: RunState) -> list[dict[str, object]]:
-    """Return the texts next to each input line of a page: where the rank waits, and its last output."""
+    """Return the texts next to each input line of a page: where the rank waits, and its last
+    output.
+    """
     found: list[dict[str, object]] = []
     for rank, paused in list(state.paused.items())[:_MAX_ALERTS]:
         said = [plain(line.text) for line in state.lines if line.rank == rank]
@@ -321,7 +328,9 @@ def prompts(state: RunState) -> list[dict[str, object]]:
 
 
 def _where_ranks_are(state: RunState) -> Iterable[Alert]:
-    """Yield where ranks that stand still are, or were at the user's request; at the end, at the last request."""
+    """Yield where ranks that stand still are, or were at the user's request; at the end, at the
+    last request.
+    """
     last = None if state.seen_unix_s else explain_last(state)
     if last is not None and not state.is_over and is_worth_saying(state, last):
         yield _places("warning", "", last)

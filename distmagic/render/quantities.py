@@ -16,7 +16,9 @@ _COMPACT_FROM = 100_000  # larger counts are abbreviated
 
 
 def number(value: float) -> str:
-    """Return a metric's value with 4 significant digits: `0.01235`, `12345`, `3e-05`, `NaN`, `inf`."""
+    """Return a metric's value with 4 significant digits: `0.01235`, `12345`, `3e-05`, `NaN`,
+    `inf`.
+    """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -115,7 +117,9 @@ def rate(per_s: float, unit: str) -> str:
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:
-    """Return a time: `8 s`, `1 min 23 s`, `2 h 05 min`, `3 d 4 h`; with `exact`, `8.25 s` below 10 s."""
+    """Return a time: `8 s`, `1 min 23 s`, `2 h 05 min`, `3 d 4 h`; with `exact`, `8.25 s` below 10
+    s.
+    """
     if not math.isfinite(seconds):
         return "?"
     if exact and seconds < 10:
@@ -148,7 +152,9 @@ def clock(unix_s: float) -> str:
 
 
 def moment(unix_s: float, now_s: float) -> str:
-    """Return a time of day of this machine: `14:03`, with the date if `now_s` is more than 12 hours later."""
+    """Return a time of day of this machine: `14:03`, with the date if `now_s` is more than 12 hours
+    later.
+    """
     when = datetime.fromtimestamp(unix_s).astimezone()
     if now_s - unix_s < 12 * 3600:
         return f"{when:%H:%M}"

@@ -12,9 +12,9 @@ from distmagic.state.phases import OPENING, NodePhase, RankPhase
 Thing = TypeVar("Thing")
 
 UNFOLDED = 64  # rows of ranks when expanded; of more ranks, the most important ones
-# The values of the state column. sent: the whole payload. reconnecting: the connection to a living rank's host broke.
-# waiting: for devices of the host. "": a row with a count of others. detached, last seen: a rank that was alive when
-# this notebook last saw it.
+# The values of the state column. sent: the whole payload. reconnecting: the connection to a living
+# rank's host broke. waiting: for devices of the host. "": a row with a count of others. detached,
+# last seen: a rank that was alive when this notebook last saw it.
 ShownPhase = (
     NodePhase
     | RankPhase
@@ -40,7 +40,8 @@ _LATE_S = (
 
 
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:
-    """Return the running ranks that are clearly behind the median: in steps, and in time at their own rate.
+    """Return the running ranks that are clearly behind the median: in steps, and in time at their
+    own rate.
 
     When all have succeeded, return those that ended late.
     """
@@ -84,10 +85,12 @@ def _late_ranks(workers: Sequence[WorkerState]) -> set[int]:
 def picked_ranks(
     workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float]
 ) -> list[WorkerState]:
-    """Return the ranks of a large run with their own rows: failed ones, then those with the fewest steps.
+    """Return the ranks of a large run with their own rows: failed ones, then those with the fewest
+    steps.
 
-    At least two of the latter are shown, more if more ranks are slow or stand still. A rank that reports no steps is
-    included when others have ended. For a successful run these are the slow ones.
+    At least two of the latter are shown, more if more ranks are slow or stand still. A rank that
+    reports no steps is included when others have ended. For a successful run these are the slow
+    ones.
     """
     failed = [w for w in workers if w.phase in ("failed", "lost")]
     some_are_done = any(w.phase == "done" for w in workers)
@@ -108,7 +111,10 @@ def most_urgent(
 
 
 def urgency(phase: ShownPhase) -> int:
-    """Return the priority of showing a phase; 0 is first. A host without ranks yet counts as one whose ranks start."""
+    """Return the priority of showing a phase; 0 is first.
+
+    A host without ranks yet counts as one whose ranks start.
+    """
     if phase in (*OPENING, "sent", "waiting"):
         phase = "starting"
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

@@ -1,4 +1,6 @@
-"""The table: a row for each rank; from 17 ranks on, important ranks, a row for each host, and all ranks collapsed."""
+"""The table: a row for each rank; from 17 ranks on, important ranks, a row for each host, and all
+ranks collapsed.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ _PATIENCE_S = 3.0  # after this time without an answer it is shown
 class Row:
     """One rank, or all ranks of one host. `fraction` is 0 to 1, None without a known total.
 
-    `note` has further information: inner bars (`batch 30/100`), the failure, a restart. `slow`: behind the others;
-    `still`: it has not advanced for unusually long; `stands_out`: it is the one to look at first.
+    `note` has further information: inner bars (`batch 30/100`), the failure, a restart. `slow`:
+    behind the others; `still`: it has not advanced for unusually long; `stands_out`: it is the one
+    to look at first.
     """
 
     name: str
@@ -61,7 +64,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under a title, "" for the only group. A group that `is_folded` is collapsed in HTML and left out in text."""
+    """Rows under a title, "" for the only group.
+
+    A group that `is_folded` is collapsed in HTML and left out in text.
+    """
 
     title: str
     rows: Sequence[Row]
@@ -91,10 +97,11 @@ def groups(
     state: RunState, workers: Sequence[WorkerState], slow: set[int], still: Mapping[int, float],
     standing_out: Mapping[int, str],
 ) -> Iterable[Group]:  # fmt: skip
-    """Return the table's rows: of every rank, or in a large run of the most important ranks, then of every host.
+    """Return the table's rows: of every rank, or in a large run of the most important ranks, then
+    of every host.
 
-    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and `standing_out` those to
-    look at first, with the reason.
+    `slow` are ranks that are behind, `still` those that stand still, with their seconds, and
+    `standing_out` those to look at first, with the reason.
     """
     by_node: dict[int, list[WorkerState]] = {}
     for worker in workers:
@@ -143,7 +150,9 @@ def _has_come_back(state: RunState, node: NodeState) -> bool:
 
 
 def fitting(rows: Sequence[Row], room: int, *, noun: str) -> list[Row]:
-    """Return at most `room` rows: the most important ones, in their order, and one with the number of the others."""
+    """Return at most `room` rows: the most important ones, in their order, and one with the number
+    of the others.
+    """
     if len(rows) <= room:
         return list(rows)
 
@@ -210,7 +219,9 @@ def _waits_for(state: RunState, node: NodeState) -> str:
 def _row(
     state: RunState, node: NodeState, workers: Sequence[WorkerState], still: Mapping[int, float]
 ) -> Row:  # fmt: skip
-    """Return the row data of one rank, or of all ranks of a host: means, and the most important phase."""
+    """Return the row data of one rank, or of all ranks of a host: means, and the most important
+    phase.
+    """
     moving = [] if state.seen_unix_s else [w for w in workers if w.rank not in still]
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(name for w in workers for name in w.metrics):
@@ -290,7 +301,9 @@ def _has_steps(w: WorkerState) -> bool:
 
 
 def _is_out_of_sight(state: RunState, w: WorkerState) -> bool:
-    """Whether the connection to its host is broken now: it runs on, and nothing about it is received."""
+    """Whether the connection to its host is broken now: it runs on, and nothing about it is
+    received.
+    """
     return (
         w.phase in ALIVE and bool(state.nodes[w.node_rank].broken) and not state.is_over
     )
@@ -327,7 +340,9 @@ def _postfix(w: WorkerState, bar: Bar) -> str:
 
 
 def bar_name(bar: Bar) -> str:
-    """Return the text of a bar, without the text after it; only the part before a colon if it is long."""
+    """Return the text of a bar, without the text after it; only the part before a colon if it is
+    long.
+    """
     name = plain(bar.desc).strip().rstrip(":").strip()
     if len(name) > _NAME and ":" in name[:_NAME]:
         name, _, _ = name.partition(":")
@@ -402,8 +417,8 @@ def _range_of_counts(workers: Sequence[WorkerState]) -> str:
 
 
 def columns(groups: Sequence[Group], metrics: Sequence[str]) -> list[Column]:
-    """Return the columns that have any content, with the rows of all groups; the last one, the notes, has no fixed
-    width.
+    """Return the columns that have any content, with the rows of all groups; the last one, the
+    notes, has no fixed width.
 
     A large run, which has several groups, has no column of devices.
     """
@@ -448,7 +463,9 @@ def _progress(row: Row) -> str:
 def under_titles(
     groups: Sequence[Group], lines: Sequence[str], title: Callable[[str], str]
 ) -> list[str]:
-    """Return the lines of a table, starting with its titles, with each group's own title above its rows."""
+    """Return the lines of a table, starting with its titles, with each group's own title above its
+    rows.
+    """
     found, rows = [*lines[:1]], iter(lines[1:])
     for group in groups:
         if group.title:

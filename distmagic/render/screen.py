@@ -1,4 +1,7 @@
-"""The interface between a run and the place where a user sees it. The package `screens` implements it."""
+"""The interface between a run and the place where a user sees it.
+
+The package `screens` implements it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from distmagic.state.model import RunState
 
 @frozen
 class TypedLine:
-    """A line of input from the user for a rank that waits at this `prompt`. `is_end`: the end of input instead."""
+    """A line of input from the user for a rank that waits at this `prompt`.
+
+    `is_end`: the end of input instead.
+    """
 
     rank: int
     prompt: int
@@ -30,7 +36,9 @@ class Screen:
     """
 
     def announce(self, text: str) -> None:
-        """Show a short text for a run that has not started; called on any thread, before the first `show`."""
+        """Show a short text for a run that has not started; called on any thread, before the first
+        `show`.
+        """
 
     def show(self, state: RunState) -> None:
         """Show a state of a running run; called at most 10 times a second."""
@@ -41,7 +49,8 @@ class Screen:
     def requests(self) -> tuple[UserRequest, ...]:
         """Return the user's requests since the last call, in order.
 
-        An interrupt may raise KeyboardInterrupt in it, because a kernel's own input blocks for an answer.
+        An interrupt may raise KeyboardInterrupt in it, because a kernel's own input blocks for an
+        answer.
         """
         return ()
 
@@ -51,7 +60,10 @@ class Screen:
 
 
 class OuterScreen(Screen):
-    """Shows a run on another screen, which also has the user's requests. It passes on no message before the run."""
+    """Shows a run on another screen, which also has the user's requests.
+
+    It passes on no message before the run.
+    """
 
     def __init__(self, inner: Screen) -> None:
         self._inner = inner

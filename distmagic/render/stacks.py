@@ -26,7 +26,10 @@ def stacks_text(found: Explanation, job: str) -> str:
 
 
 def stacks_html(found: Explanation, job: str) -> str:
-    """Return the stacks as HTML. A click expands the stack of a place; stacks of unusual ranks are open."""
+    """Return the stacks as HTML.
+
+    A click expands the stack of a place; stacks of unusual ranks are open.
+    """
     heads = [line for line in (_title(found, job), found.advice) if line]
     parts = [
         f'<div class="dm-head"><span>{escape(one_line(line))}</span></div>'

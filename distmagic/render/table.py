@@ -16,9 +16,9 @@ GAP = "  "
 class Column:
     """A column with a cell for each row, "" for none. `best` are the rows with the best value.
 
-    `key` identifies columns with special styles, "" for others, because a metric may have any title. `kind` is the CSS
-    class of its cells; numbers are right-aligned. Columns with a higher `spare` are left out first if the space is
-    limited.
+    `key` identifies columns with special styles, "" for others, because a metric may have any
+    title. `kind` is the CSS class of its cells; numbers are right-aligned. Columns with a higher
+    `spare` are left out first if the space is limited.
     """
 
     title: str
@@ -56,7 +56,9 @@ def text_lines(columns: Sequence[Column]) -> list[str]:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows, the first of them with the titles, as lines whose columns are as wide as their widest text."""
+    """Return rows, the first of them with the titles, as lines whose columns are as wide as their
+    widest text.
+    """
     columns = zip(*rows, strict=True)
     return "\n".join(text_lines([Column(title, cells) for title, *cells in columns]))
 

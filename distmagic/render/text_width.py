@@ -1,4 +1,5 @@
-"""Sanitizes text from hosts: removes control characters, surrogates and changes of writing direction.
+"""Sanitizes text from hosts: removes control characters, surrogates and changes of writing
+direction.
 
 A rank may print anything. A terminal only gets colours; a page only gets spans.
 """
@@ -45,7 +46,10 @@ def one_line(text: str) -> str:
 
 
 def coloured(text: str) -> str:
-    """Return `text` for a terminal. Its colours are kept and reset at the end; everything else as in `plain`."""
+    """Return `text` for a terminal.
+
+    Its colours are kept and reset at the end; everything else as in `plain`.
+    """
     parts = [
         printable(part) if kind == "text" else f"\x1b[{part}m"
         for kind, part in _pieces(text)
@@ -93,11 +97,11 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _apply(style: dict[str, str], codes: str) -> None:
-    """Change `style`, the CSS values of "color", "background" and other properties, by one colour sequence (SGR of
-    ECMA-48).
+    """Change `style`, the CSS values of "color", "background" and other properties, by one colour
+    sequence (SGR of ECMA-48).
 
-    The page keeps its own background, so that text is readable in light and dark. A text colour chosen for another
-    background is left out while that background is set.
+    The page keeps its own background, so that text is readable in light and dark. A text colour
+    chosen for another background is left out while that background is set.
     """
     numbers = iter([int(code) if code else 0 for code in codes[:60].split(";")])
     for code in numbers:
@@ -169,7 +173,9 @@ def _fitting(text: str, columns: int) -> int:
 
 
 def wrapped(text: str, columns: int, indent: str) -> list[str]:
-    """Return `text` in lines of at most `columns`, broken between words; `indent` starts all except the first."""
+    """Return `text` in lines of at most `columns`, broken between words; `indent` starts all except
+    the first.
+    """
     lines = []
     line = ""
     columns = max(columns, len(indent) + 2)

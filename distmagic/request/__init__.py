@@ -1,8 +1,8 @@
 """Parses the user's request: hosts, options, settings, and the cell.
 
-Text and values go in, frozen records come out; a mistake raises a `UsageError` that names the flag or the line. The
-package contacts no host and does not run the cell. It reads one file: config.py reads a hostfile. Read the modules in
-this order:
+Text and values go in, frozen records come out; a mistake raises a `UsageError` that names the flag
+or the line. The package contacts no host and does not run the cell. It reads one file: config.py
+reads a hostfile. Read the modules in this order:
 
     hosts.py         hosts as users write them: lists and hostfiles
     flag_values.py   flags, and options, the dataclass fields that declare them; parses the text after a flag

@@ -26,10 +26,13 @@ WARM_IDLE_S = 900.0
 
 @frozen
 class Access:
-    """How to reach hosts. `pythons` maps a host's name to its interpreter; "" means all other hosts.
+    """How to reach hosts.
 
-    Each field except `preload` is an option with a help text; times are in seconds. `connect_timeout_s` limits one
-    connection, from name lookup to the end of authentication, not counting the user's typing. Raises `UsageError`.
+    `pythons` maps a host's name to its interpreter; "" means all other hosts.
+
+    Each field except `preload` is an option with a help text; times are in seconds.
+    `connect_timeout_s` limits one connection, from name lookup to the end of authentication, not
+    counting the user's typing. Raises `UsageError`.
     """
 
     pythons: tuple[tuple[str, str], ...] = option(
@@ -128,7 +131,9 @@ class Access:
 
     @property
     def before_python(self) -> tuple[str, ...]:
-        """The words in front of Python on a host's command line: those of `--setup` and `--exec-prefix`."""
+        """The words in front of Python on a host's command line: those of `--setup` and
+        `--exec-prefix`.
+        """
         return words_before_python(self.setup, self.exec_prefix)
 
     @property
@@ -138,7 +143,8 @@ class Access:
 
     @property
     def ssh_options(self) -> str:
-        """Options with which an ssh program on the command line reaches the same hosts, each followed by a space.
+        """Options with which an ssh program on the command line reaches the same hosts, each
+        followed by a space.
 
         A jump host is written in a form that ssh-copy-id also accepts.
         """
@@ -159,6 +165,8 @@ class Access:
         return table.get(name, table.get(""))
 
     def interpreter(self, host: Host) -> str:
-        """Return the interpreter for a host: the chosen one; on this machine the notebook's own; else `python3`."""
+        """Return the interpreter for a host: the chosen one; on this machine the notebook's own;
+        else `python3`.
+        """
         usual = sys.executable if host.is_local else "python3"
         return self.python_of(host.name) or usual

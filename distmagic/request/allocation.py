@@ -1,4 +1,7 @@
-"""Requests to systems that provide hosts, in the form for `distmagic.run`; they check their values. Pure."""
+"""Requests to systems that provide hosts, in the form for `distmagic.run`; they check their values.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,10 @@ class HostsRequest:
 class SlurmRequest(HostsRequest):
     """A request for a Slurm allocation.
 
-    `login` is the host for Slurm's commands, as after `--hosts`; "" is this machine. `job` is the ID of an existing
-    allocation, "" to submit a new one. `options` are sbatch's, by their long names, "" for a switch. `setup` is shell
-    code that every node runs first. After `idle_s` seconds without a job the allocation ends. Raises `UsageError`.
+    `login` is the host for Slurm's commands, as after `--hosts`; "" is this machine. `job` is the
+    ID of an existing allocation, "" to submit a new one. `options` are sbatch's, by their long
+    names, "" for a switch. `setup` is shell code that every node runs first. After `idle_s` seconds
+    without a job the allocation ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "slurm"
@@ -72,9 +76,9 @@ class SlurmRequest(HostsRequest):
 class SkyRequest(HostsRequest):
     """A request for a SkyPilot cluster: `name` is an existing one, "" to launch a new one.
 
-    For a new one, `nodes` is its size (0: from the task, else 1), and `gpus` the type and number for each node
-    ("L4:4"). `file` is a SkyPilot task with resources and set-up. Without a job for `idle_s` it ends. Raises
-    `UsageError`.
+    For a new one, `nodes` is its size (0: from the task, else 1), and `gpus` the type and number
+    for each node ("L4:4"). `file` is a SkyPilot task with resources and set-up. Without a job for
+    `idle_s` it ends. Raises `UsageError`.
     """
 
     system: ClassVar[str] = "skypilot"

@@ -1,10 +1,12 @@
-"""Parses a cell's text: statements for the notebook, and an expression for every rank. Pure, with `ast` only.
+"""Parses a cell's text: statements for the notebook, and an expression for every rank.
+
+Pure, with `ast` only.
 
     text --parse_cell--> CellPlan --make_thunk--> a function without arguments
 
-All statements except the last run in the notebook; every rank executes the last expression, including its arguments.
-The input is the visible cell with its first line, the magic, as a comment. So line numbers on the notebook machine and
-on hosts are those that the user sees.
+All statements except the last run in the notebook; every rank executes the last expression,
+including its arguments. The input is the visible cell with its first line, the magic, as a comment.
+So line numbers on the notebook machine and on hosts are those that the user sees.
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class CellPlan:
     """A parsed cell.
 
-    `local` are the statements for the notebook. `call` is the expression for every rank; None means that nothing runs
-    in the notebook and the whole `text` is every rank's program. `targets` is the left side of `run = train()` or
-    `runs["a"] = train()`: it gets the run, because each rank has its own value. `is_async`: `call` uses await.
-    `filename` is the cell's name in tracebacks.
+    `local` are the statements for the notebook. `call` is the expression for every rank; None means
+    that nothing runs in the notebook and the whole `text` is every rank's program. `targets` is the
+    left side of `run = train()` or `runs["a"] = train()`: it gets the run, because each rank has
+    its own value. `is_async`: `call` uses await. `filename` is the cell's name in tracebacks.
     """
 
     text: str
@@ -78,7 +80,8 @@ class CellPlan:
 
 
 def with_commands(text: str, transform: Callable[[str], str]) -> str:
-    """Return a cell in which lines such as `!ls` are Python, so that ranks can run them; `transform` is IPython's.
+    """Return a cell in which lines such as `!ls` are Python, so that ranks can run them;
+    `transform` is IPython's.
 
     As in IPython, `{name}` in a command stands for a value. `$name` is left to the shell.
     """
@@ -105,7 +108,9 @@ def _read_command(found: re.Match[str]) -> str:
 
 
 def _with_values(literal: str) -> str:
-    """Return code for a command with its `{values}`; braces that are not Python's, as those of awk, are kept."""
+    """Return code for a command with its `{values}`; braces that are not Python's, as those of awk,
+    are kept.
+    """
     filled = "f" + re.sub(r"\$\{([^{}]*)\}", r"${{\1}}", literal)
     try:
         ast.parse(filled)
@@ -119,7 +124,8 @@ def _with_values(literal: str) -> str:
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
     """Return the parsed cell; with `whole`, all of it runs on every rank.
 
-    Raises `SyntaxError` with `filename` and the line, and `UsageError`, which suggests what to write.
+    Raises `SyntaxError` with `filename` and the line, and `UsageError`, which suggests what to
+    write.
     """
     tree = _parse(text, filename, whole=whole)
     if not tree.body:
@@ -232,7 +238,9 @@ def _without_guard(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] | None:
-    """Return the expression and its assignment targets, or None if the cell does not end with a call."""
+    """Return the expression and its assignment targets, or None if the cell does not end with a
+    call.
+    """
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
         return None
     value = last.value
@@ -253,7 +261,8 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
 
 
 def _reject_look(text: str, body: list[ast.stmt]) -> None:
-    """Reject a last line that only reads the result of an earlier call, as in `run = train()`, `print(run)`.
+    """Reject a last line that only reads the result of an earlier call, as in `run = train()`,
+    `print(run)`.
 
     Otherwise the notebook would execute the call, and every rank only the last line.
     """
@@ -271,7 +280,8 @@ def _reject_look(text: str, body: list[ast.stmt]) -> None:
 
 
 def _called_before(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
-    """Return a call of the cell's own function before a last line such as `print("done")` or `print(time.time() - t)`.
+    """Return a call of the cell's own function before a last line such as `print("done")` or
+    `print(time.time() - t)`.
 
     None if the last line calls or names anything that may be meant for ranks.
     """
@@ -290,7 +300,9 @@ def _called_before(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
 
 
 def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
-    """Return the statement whose call has stored what the last line only reads; None for any other last line."""
+    """Return the statement whose call has stored what the last line only reads; None for any other
+    last line.
+    """
     if not isinstance(last, ast.Expr):
         return None
     look = last.value
@@ -321,7 +333,9 @@ def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
 
 
 def _calls(node: ast.AST) -> bool:
-    """Whether evaluating `node` calls something; the body of a lambda does not count, because it only defines."""
+    """Whether evaluating `node` calls something; the body of a lambda does not count, because it
+    only defines.
+    """
     return any(isinstance(one, ast.Call | ast.Await) for one in executed(node))
 
 
@@ -393,8 +407,9 @@ def make_thunk(
 ) -> Callable[[], object]:
     """Return `plan.call` as a function without arguments whose globals are `namespace`.
 
-    Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks. A call with await gives
-    a coroutine function. `flags` are compiler flags (the notebook's `from __future__`).
+    Its code has the cell's `filename` and line numbers, and is called `<module>` in tracebacks. A
+    call with await gives a coroutine function. `flags` are compiler flags (the notebook's `from
+    __future__`).
     """
     if plan.call is None:
         raise ValueError("a cell that runs as a whole has no call")
@@ -430,7 +445,9 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
 
 
 def names_evaluated(plan: CellPlan) -> dict[str, int]:
-    """Return the outside names that the call and its targets certainly use, with lines: not those after `or`, `if`."""
+    """Return the outside names that the call and its targets certainly use, with lines: not those
+    after `or`, `if`.
+    """
     if plan.call is None:
         return {}
     call = _Certain().visit(copy.deepcopy(plan.call))
@@ -457,7 +474,9 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
 
 
 class _Certain(ast.NodeTransformer):
-    """Replaces code that may not be evaluated: both values of a ternary, and operands after the first `or`, `and`."""
+    """Replaces code that may not be evaluated: both values of a ternary, and operands after the
+    first `or`, `and`.
+    """
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         nothing = ast.Constant(None)

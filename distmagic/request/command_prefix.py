@@ -1,7 +1,9 @@
-"""The command line before Python on a host: a shell that sets up the environment, and a program like `docker exec`.
+"""The command line before Python on a host: a shell that sets up the environment, and a program
+like `docker exec`.
 
-A setup runs once on a host, and the resulting variables are stored on the host. Its text is never on a command line,
-which every user of the host can read: it is the first line of standard input. Pure.
+A setup runs once on a host, and the resulting variables are stored on the host. Its text is never
+on a command line, which every user of the host can read: it is the first line of standard input.
+Pure.
 
     notebook: lines for a shell that replaces Python, setup line, then the program's input
     host:     runs the setup, unless its variables are stored; then the program
@@ -17,8 +19,8 @@ from distmagic.errors import UsageError
 ENVIRONMENT = (
     "env:"  # prefix of the name or folder of a virtual environment, instead of a path
 )
-# Folders in which `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments; a name may also be
-# a folder, or a project's.
+# Folders in which `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments;
+# a name may also be a folder, or a project's.
 _PLACES = (
     "$1",
     "$HOME/$1",
@@ -40,9 +42,10 @@ NO_ENVIRONMENT = "no environment of this name in"
 SETUP_FAILED = 97
 SETUP_LIMIT_S = 300  # time limit of a setup
 _KEPT_MIN = 720  # minutes for which the variables of a setup are reused
-# Runs the setup, read from descriptor 8, and writes the changed exported variables and functions to the named file, in
-# one write, so that a full disk is noticed. One line without single quotes, because the next line puts it between two.
-# Its own variables start with _dm_, because the user may use any other name.
+# Runs the setup, read from descriptor 8, and writes the changed exported variables and functions to
+# the named file, in one write, so that a full disk is noticed. One line without single quotes,
+# because the next line puts it between two. Its own variables start with _dm_, because the user may
+# use any other name.
 _CHANGES = (
     "_dm_t=$(cat <&8); exec 8<&-; declare -A _dm_was; for _dm_n in $(compgen -e); do _dm_was[$_dm_n]=${!_dm_n}; done; "
     'eval "$_dm_t" || exit; umask 077; set +euf; unset IFS; '
@@ -51,9 +54,10 @@ _CHANGES = (
     'for _dm_n in "${!_dm_was[@]}"; do [ "${!_dm_n+x}" ] || echo "unset $_dm_n"; done; '
     'declare -Fx | while read -r _ _ _dm_n; do declare -f "$_dm_n"; echo "export -f $_dm_n"; done); echo "$_dm_o" >"$1"'
 )
-# $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file belongs to one host,
-# until its next boot. Of two simultaneous connections the second waits, if the host has flock. If the home can't store
-# a file of this size, the setup's result is used without being stored.
+# $1 is the digest of the setup, the other words are the program. Hosts may share a home, so a file
+# belongs to one host, until its next boot. Of two simultaneous connections the second waits, if the
+# host has flock. If the home can't store a file of this size, the setup's result is used without
+# being stored.
 _KEPT_SETUP = (
     '_dm_u=$(umask); umask 077; _dm_d="${DISTMAGIC_HOME:-$HOME/.distmagic}/setup"; '
     "read -r _dm_b </proc/sys/kernel/random/boot_id; "
@@ -71,7 +75,8 @@ _KEPT_SETUP = (
 
 
 def interpreter_words(python: str) -> tuple[str, ...]:
-    """Return the words that start an interpreter; after `env:` follows an environment, which the host looks up.
+    """Return the words that start an interpreter; after `env:` follows an environment, which the
+    host looks up.
 
     They also set the variables that activating it would set.
     """
@@ -97,8 +102,9 @@ def interpreter_words(python: str) -> tuple[str, ...]:
 def words_before_python(setup: str, exec_prefix: str) -> tuple[str, ...]:
     """Return the words in front of Python on a host's command line.
 
-    `setup` is bash code; `setup_line` must be written to the program's standard input first. Its output goes to stderr,
-    so that it is not mistaken for the program's. Raises `UsageError` for a prefix that can't be split into words.
+    `setup` is bash code; `setup_line` must be written to the program's standard input first. Its
+    output goes to stderr, so that it is not mistaken for the program's. Raises `UsageError` for a
+    prefix that can't be split into words.
     """
     try:
         prefix = tuple(shlex.split(exec_prefix))

@@ -1,4 +1,6 @@
-"""Defaults of the notebook: `%config Distmagic`, `ipython_config.py`, `DISTMAGIC_HOSTS`, hostfiles."""
+"""Defaults of the notebook: `%config Distmagic`, `ipython_config.py`, `DISTMAGIC_HOSTS`,
+hostfiles.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,10 @@ for _setting in Distmagic.class_own_traits().values():
 
 
 def settings_of(parent: Configurable) -> Distmagic:
-    """Return the settings in this shell's configuration. Raises `UsageError` for one of a wrong type."""
+    """Return the settings in this shell's configuration.
+
+    Raises `UsageError` for one of a wrong type.
+    """
     try:
         return Distmagic(parent=parent)
     except TraitError as error:
@@ -126,10 +131,11 @@ def choose_hosts(
     config: Distmagic,
     environ: Mapping[str, str],
 ) -> Chosen:
-    """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`, this machine.
+    """Return the hosts by precedence: the line, `%distributed hosts`, `%config`, `DISTMAGIC_HOSTS`,
+    this machine.
 
-    `--nproc-per-node` on the line overrides numbers of ranks that come with hosts from elsewhere. Reads a hostfile if
-    one is named. Raises `UsageError`.
+    `--nproc-per-node` on the line overrides numbers of ranks that come with hosts from elsewhere.
+    Reads a hostfile if one is named. Raises `UsageError`.
     """
     if request.hosts is not None:
         return Chosen(hosts=request.hosts, source="--hosts")
@@ -171,7 +177,10 @@ def _named(text: str, where: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Return the hosts of the hostfile at `path` (`~` is the home). Raises `UsageError` naming file and line."""
+    """Return the hosts of the hostfile at `path` (`~` is the home).
+
+    Raises `UsageError` naming file and line.
+    """
     if not path:
         raise UsageError("--hostfile names no file.", "Write --hostfile FILE.")
     try:

@@ -1,4 +1,7 @@
-"""The request of `--export SYSTEM DIR`: a folder that starts the same job on a cluster. It checks its values. Pure."""
+"""The request of `--export SYSTEM DIR`: a folder that starts the same job on a cluster.
+
+It checks its values. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ class Gpus:
 class ExportRequest:
     """A request to write a folder for a system of systems.py.
 
-    `nodes` is None if not given. `options` are sbatch's, by their long names, "" for a switch; other systems accept a
-    few of them. `setup` is shell code that every node runs first, `image` a container image. `results` is an OSMO
-    dataset or a URL for files that the first node's ranks write. Raises `UsageError`.
+    `nodes` is None if not given. `options` are sbatch's, by their long names, "" for a switch;
+    other systems accept a few of them. `setup` is shell code that every node runs first, `image` a
+    container image. `results` is an OSMO dataset or a URL for files that the first node's ranks
+    write. Raises `UsageError`.
     """
 
     system: str

@@ -18,7 +18,10 @@ from distmagic.request.systems import places, that_can
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Return the values of all flags. Raises `UsageError` that names the flag, with the closest known one."""
+    """Return the values of all flags.
+
+    Raises `UsageError` that names the flag, with the closest known one.
+    """
     hyphened = [_hyphened(word) for word in words]
     args, unknown = _parser().parse_known_args(hyphened)
     if unknown:
@@ -31,7 +34,9 @@ def help_text(
     description: str = "Run the cell's last expression on every rank of the hosts, under torchrun.",
     without: Sequence[str] = (),
 ) -> str:
-    """Return the help of `%%distributed`, or of a command with its flags, `without` some of them."""
+    """Return the help of `%%distributed`, or of a command with its flags, `without` some of
+    them.
+    """
     parser = _parser()
     parser.usage, parser.description = usage.replace("%", "%%"), description
     for action in parser._actions:  # noqa: SLF001  # argparse has no other way
@@ -58,7 +63,9 @@ def flag_names() -> tuple[str, ...]:
 
 
 def values_after(word: str) -> int:
-    """Return how many words after a flag belong to it: 1 after `--hosts`, none after `--hosts=gpu-a`."""
+    """Return how many words after a flag belong to it: 1 after `--hosts`, none after
+    `--hosts=gpu-a`.
+    """
     name = _hyphened(word)
     if name == "-o":
         return 1
@@ -69,7 +76,9 @@ def values_after(word: str) -> int:
 
 
 def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the flags in `words` about hosts and how to reach them, with their values, and all other words."""
+    """Return the flags in `words` about hosts and how to reach them, with their values, and all
+    other words.
+    """
     names = [f"--{flag.name}" for flag in FLAGS if flag.heading == "hosts"]
     way: list[str] = []
     others: list[str] = []
@@ -86,14 +95,17 @@ def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _hyphened(word: str) -> str:
-    """Return a word of the line with hyphens instead of underscores in a flag's name; values are unchanged."""
+    """Return a word of the line with hyphens instead of underscores in a flag's name; values are
+    unchanged.
+    """
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
 
 
-# Flags of other launchers, with their equivalents. By spelling alone, another flag would be suggested.
+# Flags of other launchers, with their equivalents. By spelling alone, another flag would be
+# suggested.
 _ELSEWHERE = {
     "The number of ranks on each host is --nproc-per-node.": "--nprocs --nproc --np -np -n --num-processes --ngpus --num-gpus --workers "
     "--ntasks-per-node --ppn",

@@ -1,6 +1,7 @@
 """The table of all flags, from which the parser, the help text and completion are derived. Pure.
 
-spec.py and access.py declare options; flags that only a command line has are declared here, and read by flags.py.
+spec.py and access.py declare options; flags that only a command line has are declared here, and
+read by flags.py.
 """
 
 from __future__ import annotations

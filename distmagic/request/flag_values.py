@@ -1,4 +1,5 @@
-"""Flags, and options: fields of a request that declare a flag, a keyword argument and a help text at once. Pure.
+"""Flags, and options: fields of a request that declare a flag, a keyword argument and a help text
+at once. Pure.
 
 Below are the parsers of their values. Each raises `UsageError`, naming the flag.
 """
@@ -65,11 +66,12 @@ def option(  # noqa: PLR0913  # all that an option is
     within: tuple[float, float, str, str] = (-math.inf, math.inf, "", ""),
     **more: Any,
 ) -> Any:
-    """Declare a field of a request as an option: a flag of the line and a keyword of `distmagic.run`.
+    """Declare a field of a request as an option: a flag of the line and a keyword of
+    `distmagic.run`.
 
-    Both have the field's name, or `name`; the flag has hyphens, and no `_s` for times. `text` and `more` are those of
-    `Flag`. A secret value is in no `repr`. `choices` are all its values, if limited. `within` has the min and max
-    number, what a wrong number is not, and the cure.
+    Both have the field's name, or `name`; the flag has hyphens, and no `_s` for times. `text` and
+    `more` are those of `Flag`. A secret value is in no `repr`. `choices` are all its values, if
+    limited. `within` has the min and max number, what a wrong number is not, and the cure.
     """
     metadata = {
         "name": name,
@@ -104,7 +106,9 @@ def check_number(one: Field[Any], value: object, where: str) -> None:
 
 
 def options_of(record: Any) -> dict[str, Flag]:
-    """Return the flags of the options of a class of requests, by their keywords in `distmagic.run`."""
+    """Return the flags of the options of a class of requests, by their keywords in
+    `distmagic.run`.
+    """
     found = {}
     for one in fields(record):
         if not one.metadata:
@@ -143,7 +147,10 @@ def rank_numbers(text: str, where: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str, where: str) -> int:
-    """Return the bytes in `1000000`, `512K`, `256M` or `2G` (powers of 1024). Raises `UsageError` naming `where`."""
+    """Return the bytes in `1000000`, `512K`, `256M` or `2G` (powers of 1024).
+
+    Raises `UsageError` naming `where`.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", text.strip().upper())
     size_bytes = int(float(found[1]) * _UNITS_BYTES[found[2]]) if found else 0
     if size_bytes < 1:
@@ -213,7 +220,9 @@ def variable_name(text: str, where: str) -> str:
 
 
 def refuse_zero_bytes(request: Any, what: str = "--") -> None:
-    """Raise `UsageError` if a text in a request contains a NUL byte; `what` is the prefix of the field's name."""
+    """Raise `UsageError` if a text in a request contains a NUL byte; `what` is the prefix of the
+    field's name.
+    """
     for one in fields(request):
         if any("\0" in text for text in _texts(getattr(request, one.name))):
             raise UsageError(

@@ -1,7 +1,8 @@
-"""Parses the magic's line: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a `Request`. Pure.
+"""Parses the magic's line: `%%distributed --hosts gpu-a:4 --nproc-per-node 4 -o run` becomes a
+`Request`. Pure.
 
-torchrun's flags keep their names, with hyphens or underscores. flag_parser.py parses single flags; this module combines
-them.
+torchrun's flags keep their names, with hyphens or underscores. flag_parser.py parses single flags;
+this module combines them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from distmagic.request.systems import System, Wanted
 
 @frozen
 class Defaults:
-    """Values for flags that the line lacks. `environ` is the notebook's own, for `--env NAME` without a value."""
+    """Values for flags that the line lacks.
+
+    `environ` is the notebook's own, for `--env NAME` without a value.
+    """
 
     access: Access = field(default_factory=Access)
     nproc_per_node: Slots | None = None
@@ -62,18 +66,25 @@ class Request:
     output: str | None = None  # the name after `-o`
     stay: str | None = None  # the name of ranks that stay
     ranks: tuple[int, ...] = ()  # those of them that run the cell, () for all
-    # They end after this time without a cell and without work on their GPUs; `--idle` of their hosts sets it, too.
+    # They end after this time without a cell and without work on their GPUs; `--idle` of their
+    # hosts sets it, too.
     stay_idle_s: float | None = None
     payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES
 
 
 def parse_line(line: str, defaults: Defaults) -> Request:
-    """Return the request of `line`. Raises `UsageError` that names the flag, with the closest known one."""
+    """Return the request of `line`.
+
+    Raises `UsageError` that names the flag, with the closest known one.
+    """
     return parse_words(split(line), defaults)
 
 
 def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
-    """Return the request of a line already split into words. Raises `UsageError` as `parse_line`."""
+    """Return the request of a line already split into words.
+
+    Raises `UsageError` as `parse_line`.
+    """
     own = list(words)
     script_args: list[str] = []
     if "--" in own:
@@ -157,7 +168,9 @@ _RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def words_of_ranks(line: str, last: str) -> list[str]:
-    """Convert a line of `%%ranks [NAME] [0,4-7]` to words of `%%distributed`; without a name it uses `last`."""
+    """Convert a line of `%%ranks [NAME] [0,4-7]` to words of `%%distributed`; without a name it
+    uses `last`.
+    """
     words = split(line)
     name, ranks = last, []
     if words and words[0].isidentifier():
@@ -182,7 +195,9 @@ def split(line: str) -> list[str]:
 
 
 def _without_comment(line: str) -> str:
-    """Return `line` up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps its value."""
+    """Return `line` up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps
+    its value.
+    """
     quote = ""  # the open quotation mark
     before = " "
     for place, char in enumerate(line):
@@ -202,7 +217,9 @@ def asks_help(line: str) -> bool:
 
 
 def _fields_of(record: type, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a record that flags set: those with the flags' names, such as `timeout_s` for --timeout."""
+    """Return the fields of a record that flags set: those with the flags' names, such as
+    `timeout_s` for --timeout.
+    """
     given = {}
     for one in fields(record):
         value = vars(args).get(one.name.removesuffix("_s"))
@@ -341,7 +358,10 @@ def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest
 
 
 def _workflow(args: argparse.Namespace, system: System | None) -> ExportRequest | None:
-    """Return the request for a whole job of a system. Raises `UsageError` for hosts, and for flags of schedulers."""
+    """Return the request for a whole job of a system.
+
+    Raises `UsageError` for hosts, and for flags of schedulers.
+    """
     if system is None or "run" not in system.can:
         return None
     _refuse_hosts(
@@ -365,7 +385,8 @@ _STARTERS = re.compile(
 
 @frozen
 class Program:
-    """A program for every rank: a script's path on this machine, or a module's name, and its arguments.
+    """A program for every rank: a script's path on this machine, or a module's name, and its
+    arguments.
 
     Raises `UsageError`.
     """
@@ -379,7 +400,9 @@ class Program:
 
 
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
-    """Return the flags before a program, and the program. All words after its name are its arguments.
+    """Return the flags before a program, and the program.
+
+    All words after its name are its arguments.
 
     Raises `UsageError` if no program is named, or one that starts others, such as torchrun.
     """

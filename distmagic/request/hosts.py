@@ -1,4 +1,6 @@
-"""Parses hosts in the user's notation: a list on the command line, a hostfile, an environment variable. Pure."""
+"""Parses hosts in the user's notation: a list on the command line, a hostfile, an environment
+variable. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ Slots = int | str  # a number of ranks, or one of SLOT_WORDS, decided on the hos
 SLOT_WORDS = ("gpu", "cpu", "auto")
 # A leading dash would make it an option of ssh.
 _NAME = re.compile(r"[A-Za-z0-9._%][A-Za-z0-9._%-]*\Z")
-# Names, users and zones may come from another user's hostfile, and OpenSSH's %h, %n and %r put them into the shell
-# lines of ProxyCommand and `Match exec`. OpenSSH itself rejects shell characters in them since 9.6 (CVE-2023-51385).
+# Names, users and zones may come from another user's hostfile, and OpenSSH's %h, %n and %r put them
+# into the shell lines of ProxyCommand and `Match exec`. OpenSSH itself rejects shell characters in
+# them since 9.6 (CVE-2023-51385).
 _SHELL = r"'`\"$;&<>|(){}"
 _USER = re.compile(rf"[^\s@:/{_SHELL}-][^\s@:/{_SHELL}]*(?<!\\)\Z")
 _ZONE = re.compile(r"[A-Za-z0-9._-]+\Z")
@@ -27,10 +30,12 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 
 @frozen
 class Source:
-    """The source of hosts that a system provides: an allocation, a cluster, or the job that runs this process.
+    """The source of hosts that a system provides: an allocation, a cluster, or the job that runs
+    this process.
 
-    `name` identifies it. `by_hand` is the start of a command that runs a program on one of its nodes, with {node} for
-    its name; "" for SSH. `ended` is the message when it has ended, and `cure` the advice.
+    `name` identifies it. `by_hand` is the start of a command that runs a program on one of its
+    nodes, with {node} for its name; "" for SSH. `ended` is the message when it has ended, and
+    `cure` the advice.
     """
 
     name: str
@@ -43,8 +48,8 @@ class Source:
 class Host:
     """One machine as the user named it. `slots` is its number of ranks, None if not given.
 
-    `allocation` is its source, None for a host that the user named: the same name in another allocation is a different
-    machine.
+    `allocation` is its source, None for a host that the user named: the same name in another
+    allocation is a different machine.
     """
 
     name: str
@@ -96,7 +101,8 @@ Hosts = tuple[Host, ...]
 
 
 def pasted(by_hand: str, word: str) -> str:
-    """Return a word of a command that starts with `by_hand`, with quotes for each shell that reads it.
+    """Return a word of a command that starts with `by_hand`, with quotes for each shell that reads
+    it.
 
     The user's shell is one of them, and each ssh has another one on its host.
     """
@@ -109,7 +115,10 @@ LOCALHOST = Host(name="localhost")
 
 
 def parse_slots(text: str, where: str) -> Slots:
-    """Return a positive number of ranks, or one of `SLOT_WORDS`. Raises `UsageError` naming `where`."""
+    """Return a positive number of ranks, or one of `SLOT_WORDS`.
+
+    Raises `UsageError` naming `where`.
+    """
     if text in SLOT_WORDS:
         return text
     if re.fullmatch(r"[+-]?[0-9]{1,6}", text) is None:
@@ -126,10 +135,11 @@ def parse_slots(text: str, where: str) -> Slots:
 
 
 def parse_host(text: str) -> Host:
-    """Parse `[user@]name[:port][:ranks]`; an IPv6 address that is followed by a number is in `[...]`.
+    """Parse `[user@]name[:port][:ranks]`; an IPv6 address that is followed by a number is in
+    `[...]`.
 
-    A single number is a port if it is 22 or at least 1024, else a number of ranks: `gpu-a:4`, `me@gpu-a:2222`. Raises
-    `UsageError`.
+    A single number is a port if it is 22 or at least 1024, else a number of ranks: `gpu-a:4`,
+    `me@gpu-a:2222`. Raises `UsageError`.
     """
     text = text.strip().removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
@@ -195,7 +205,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
-    """Return a list of hosts, given as texts for `parse_host` or as `Host` objects. Raises `UsageError`.
+    """Return a list of hosts, given as texts for `parse_host` or as `Host` objects.
+
+    Raises `UsageError`.
 
     Rejects a set, which has no first host, and a dict, whose values would be lost.
     """
@@ -222,7 +234,8 @@ def _no_twin(host: Host, others: Iterable[Host]) -> Host:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Parse a hostfile in the format of OpenMPI, Horovod and DeepSpeed: one `name slots=N` per line, `#` comments.
+    """Parse a hostfile in the format of OpenMPI, Horovod and DeepSpeed: one `name slots=N` per
+    line, `#` comments.
 
     Raises `UsageError` naming `path` and the line.
     """

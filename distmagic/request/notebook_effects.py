@@ -1,9 +1,10 @@
-"""Finds statements that only affect the notebook, although under torchrun they would affect every rank.
+"""Finds statements that only affect the notebook, although under torchrun they would affect every
+rank.
 
-A program that was pasted into a cell reads its rank, parses arguments, sets seeds and variables at its top. In a cell,
-these lines run in the notebook, which is no rank. A cell may also change a library's settings, registrations or
-attributes, but ranks import the library again. Pure, from the syntax tree. Code inside functions runs on the ranks, and
-is not examined.
+A program that was pasted into a cell reads its rank, parses arguments, sets seeds and variables at
+its top. In a cell, these lines run in the notebook, which is no rank. A cell may also change a
+library's settings, registrations or attributes, but ranks import the library again. Pure, from the
+syntax tree. Code inside functions runs on the ranks, and is not examined.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _SEEDS = {
 _CHANGES = re.compile(
     r"_?(set|register|unregister|add|use|enable|disable|filter|simplefilter|basic|dictConfig|capture|define|impl)"
 )
-# The same for a call whose result is kept: `before = torch.set_num_threads(3)`, but not `x = torch.add(x, 1)`.
+# The same for a call whose result is kept: `before = torch.set_num_threads(3)`, but not `x =
+# torch.add(x, 1)`.
 _CHANGES_AND_RETURNS = re.compile(
     "(set|register|unregister|use|enable|disable)_|seterr"
 )
@@ -85,10 +87,12 @@ _IN_WORDS: dict[Kind, str] = {
 
 @frozen
 class LocalEffect:
-    """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook, not of a rank`.
+    """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook,
+    not of a rank`.
 
-    `lines` are those of the whole statement, empty for a library's change. `name` is that of an environment variable,
-    or of the library, "" if none. `kept` is the import name of an object that a module keeps: ranks get a copy of it.
+    `lines` are those of the whole statement, empty for a library's change. `name` is that of an
+    environment variable, or of the library, "" if none. `kept` is the import name of an object that
+    a module keeps: ranks get a copy of it.
     """
 
     kind: Kind
@@ -116,8 +120,8 @@ _IN_PLACE: dict[type[ast.operator], str] = {
 class _Change:
     """A target or a call by which a library may be changed, and a description of the change.
 
-    `of_object`: only if the target is an object, not a module, class or function. Without its `method`, `ok &= True`
-    only gives the name another object.
+    `of_object`: only if the target is an object, not a module, class or function. Without its
+    `method`, `ok &= True` only gives the name another object.
     """
 
     target: ast.expr
@@ -129,11 +133,12 @@ class _Change:
 def local_effects(
     statements: Sequence[ast.stmt], given: Collection[str] = ()
 ) -> tuple[LocalEffect, ...]:
-    """Return the effects of these statements on the notebook only, in order. `given` are variables that ranks get
-    anyway.
+    """Return the effects of these statements on the notebook only, in order.
 
-    A seed only counts if no later statement uses it in the notebook: data that is drawn in the notebook is sent to the
-    ranks.
+    `given` are variables that ranks get anyway.
+
+    A seed only counts if no later statement uses it in the notebook: data that is drawn in the
+    notebook is sent to the ranks.
     """
     found: list[LocalEffect] = []
     for index, statement in enumerate(statements):
@@ -156,11 +161,13 @@ def library_changes(
     later: Sequence[str],
     tables: Tables,
 ) -> Iterator[LocalEffect]:
-    """Yield changes of a library in a cell's text; `name` is the library. `namespace` has the notebook's values.
+    """Yield changes of a library in a cell's text; `name` is the library.
 
-    For another cell, which has a label, also yield variables and seeds that it sets. Seeds that it or a `later` text
-    uses in the notebook are excluded. A cell that ran on ranks has warned about these itself. `tables` are made at
-    their first use, and serve all cells of a launch.
+    `namespace` has the notebook's values.
+
+    For another cell, which has a label, also yield variables and seeds that it sets. Seeds that it
+    or a `later` text uses in the notebook are excluded. A cell that ran on ranks has warned about
+    these itself. `tables` are made at their first use, and serve all cells of a launch.
     """
     effects, changed = _of_text(text)
     if label and not text.startswith(_OF_RANKS):
@@ -274,13 +281,16 @@ def _library(
     elif isinstance(value, _FUNCTIONS):
         found = value.__module__
     elif not isinstance(value, _UNCHANGEABLE):
-        # An object that a module keeps, such as a registry, matplotlib's rcParams or the user's configuration.
+        # An object that a module keeps, such as a registry, matplotlib's rcParams or the user's
+        # configuration.
         found = kept = _kept_as(value, tables)
     return found.partition(".")[0] if isinstance(found, str) else "", kept
 
 
 def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
-    """Whether an expression stands for an object that is no module, class or function, and not for a call's result."""
+    """Whether an expression stands for an object that is no module, class or function, and not for
+    a call's result.
+    """
     if any(isinstance(node, ast.Call) for node in ast.walk(target)):
         return False
     first, *names = dotted(target).split(".")
@@ -291,9 +301,11 @@ def _is_object(target: ast.expr, namespace: Mapping[str, object]) -> bool:
 
 
 def _kept_as(value: object, tables: Tables) -> str:
-    """Return the import name of an object that a module of the user, or of its class's package, keeps; "" if none does.
+    """Return the import name of an object that a module of the user, or of its class's package,
+    keeps; "" if none does.
 
-    If several do, choose the one whose text assigns the object, because the others import it from that one.
+    If several do, choose the one whose text assigns the object, because the others import it from
+    that one.
     """
     found = ""
     for package in ("", str(type(value).__module__).partition(".")[0]):
@@ -309,7 +321,9 @@ def _kept_as(value: object, tables: Tables) -> str:
 
 
 def _kept_in(package: str) -> dict[int, list[tuple[str, str]]]:
-    """Return the objects of a package's modules, or with "" of the user's: by id, the module and name of each."""
+    """Return the objects of a package's modules, or with "" of the user's: by id, the module and
+    name of each.
+    """
     table: dict[int, list[tuple[str, str]]] = {}
     for module_name, module in sys.modules.copy().items():
         top = module_name.partition(".")[0]
@@ -349,7 +363,9 @@ def note(effects: Sequence[LocalEffect]) -> str:
 
 
 def _computes(statement: ast.stmt) -> bool:
-    """Whether a statement calls something that may draw random numbers: anything except seeds and definitions."""
+    """Whether a statement calls something that may draw random numbers: anything except seeds and
+    definitions.
+    """
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     calls = [node for node in executed(statement) if isinstance(node, ast.Call)]
@@ -376,7 +392,9 @@ def _of_statement(statement: ast.stmt) -> Iterator[LocalEffect]:
 
 
 def _set_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node's targets: `sys.argv` in `sys.argv[1:] = [...]` and in `sys.argv.append(...)`."""
+    """Yield the parts of a node's targets: `sys.argv` in `sys.argv[1:] = [...]` and in
+    `sys.argv.append(...)`.
+    """
     targets = _targets(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         targets = [node.func.value] if node.func.attr in _SETS_LIST else []
@@ -432,12 +450,16 @@ def _of_call(call: ast.Call) -> Iterator[Act]:
 
 
 def _last(called: ast.expr) -> str:
-    """Return the last name of a called expression: `parse_args` for `ArgumentParser().parse_args`."""
+    """Return the last name of a called expression: `parse_args` for
+    `ArgumentParser().parse_args`.
+    """
     return called.attr if isinstance(called, ast.Attribute) else dotted(called)
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are evaluated when a statement runs: for a function only its decorators and defaults."""
+    """Yield the nodes that are evaluated when a statement runs: for a function only its decorators
+    and defaults.
+    """
     yield node
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

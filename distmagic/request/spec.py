@@ -51,8 +51,9 @@ def check_system() -> None:
 class JobSpec:
     """One job, in torchrun's terms. None: not given, so that the plan decides.
 
-    Each field is an option with a help text; times are in seconds. `nnodes` is (min, max). `env` are the variables of
-    every rank, as (name, value). `devices` are GPU numbers on each host. Raises `UsageError`.
+    Each field is an option with a help text; times are in seconds. `nnodes` is (min, max). `env`
+    are the variables of every rank, as (name, value). `devices` are GPU numbers on each host.
+    Raises `UsageError`.
     """
 
     nproc_per_node: Slots | None = option(  # a field, as those below
@@ -259,7 +260,9 @@ class JobSpec:
 
     @property
     def variables(self) -> Pairs:
-        """The variables of every rank: `env`, and those of `devices` and `debug` that `env` does not have."""
+        """The variables of every rank: `env`, and those of `devices` and `debug` that `env` does
+        not have.
+        """
         variables = dict(self.env)
         if self.devices:
             variables[_DEVICES] = ",".join(self.devices)
@@ -274,7 +277,9 @@ class JobSpec:
 
 
 def check_tracker(where: str, package: str) -> None:
-    """Raise `UsageError` naming `where` if the package of an experiment tracker is not installed."""
+    """Raise `UsageError` naming `where` if the package of an experiment tracker is not
+    installed.
+    """
     if importlib.util.find_spec(package) is None:
         raise UsageError(
             f"{where}: the package {package} is not installed on the notebook machine.",
@@ -283,7 +288,9 @@ def check_tracker(where: str, package: str) -> None:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise `UsageError` naming `where` for a pattern that can't match a file below a run's working directory."""
+    """Raise `UsageError` naming `where` for a pattern that can't match a file below a run's working
+    directory.
+    """
     if not is_inside(pattern.removeprefix("./").removesuffix("/")):
         raise UsageError(
             f"{where} {pattern!r}: this is not a pattern of files in a run's working directory.",
@@ -348,7 +355,10 @@ def _check_rendezvous(spec: JobSpec) -> None:
 
 
 def split_endpoint(text: str) -> tuple[str, int | None]:
-    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`. Raises `UsageError`."""
+    """Return (address, port or None) of `address`, `address:port` or `[IPv6]:port`.
+
+    Raises `UsageError`.
+    """
     bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
     if bracketed:
         address, port = bracketed[1], bracketed[2]

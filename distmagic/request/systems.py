@@ -1,14 +1,17 @@
-"""The table of external systems, with what each supports. Pure, except that it looks for installed packages.
+"""The table of external systems, with what each supports.
 
-`--on` and `--export`, their help, errors and completion, and the detection of a surrounding job are derived from this
-table. Each capability is a module in the system's folder, imported when needed:
+Pure, except that it looks for installed packages.
+
+`--on` and `--export`, their help, errors and completion, and the detection of a surrounding job are
+derived from this table. Each capability is a module in the system's folder, imported when needed:
 
     hosts.py    `asked`, `preview` and `pool`: provides hosts; systems/protocol.py has their types
     run.py      `check` and `run`: runs a whole job instead of providing hosts
     export.py   `files(job)` and `readme(job)`: a folder that starts the job on the system
     inside.py   `place(environ)`: the place of this process in a job that the system started
 
-Other packages can add systems: an entry point in the group `distmagic.systems` whose object is a `System`.
+Other packages can add systems: an entry point in the group `distmagic.systems` whose object is a
+`System`.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class System:
     # Whether its own job runs `--setup`, instead of each host.
     takes_setup: bool = False
     chooses_hosts: bool = True  # whether a user names no hosts
-    # The flag of `%distributed down` that ends one of its places by name, "" if they end with their notebook.
+    # The flag of `%distributed down` that ends one of its places by name, "" if they end with their
+    # notebook.
     takes_down: str = ""
 
     def part(self, name: str) -> Any:
@@ -55,7 +59,8 @@ class System:
 class Wanted:
     """Requirements for nodes from the flags of a line: None, or empty, if not given.
 
-    `options` are sbatch's, by their long names; `file` is that of `--sky`. `environ` is the notebook's own.
+    `options` are sbatch's, by their long names; `file` is that of `--sky`. `environ` is the
+    notebook's own.
     """
 
     nodes: int | None = None
@@ -79,8 +84,8 @@ def _own(name: str, title: str, can: str, **more: Any) -> System:
     )
 
 
-# A system that may run on another one comes before it: SkyPilot's clusters may be Slurm steps, and any of them may
-# start torchrun.
+# A system that may run on another one comes before it: SkyPilot's clusters may be Slurm steps, and
+# any of them may start torchrun.
 _OWN = (
     _own(
         "slurm",
@@ -117,7 +122,10 @@ _OWN = (
 
 @functools.cache
 def systems() -> tuple[System, ...]:
-    """Return all systems: distmagic's, then those of installed packages. Warns about one that can't be loaded."""
+    """Return all systems: distmagic's, then those of installed packages.
+
+    Warns about one that can't be loaded.
+    """
     found = {system.name: system for system in _OWN}
     for entry in metadata.entry_points(group=GROUP):
         try:
@@ -155,7 +163,10 @@ def places() -> str:
 
 
 def at(place: str) -> System:
-    """Return the system for the text after `--on`, by the word before a colon. Raises `UsageError`."""
+    """Return the system for the text after `--on`, by the word before a colon.
+
+    Raises `UsageError`.
+    """
     word = place.partition(":")[0]
     for system in systems():
         if system.on and system.on == word:

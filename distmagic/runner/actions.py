@@ -1,4 +1,6 @@
-"""Actions that the run loop hands to other threads. Each action blocks its thread, and ends with an event.
+"""Actions that the run loop hands to other threads.
+
+Each action blocks its thread, and ends with an event.
 
     action                       the event with which it ends
     Listen(node)                 every message of the node, then LinkEnded
@@ -36,7 +38,9 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Listen:
-    """Put every event of a node on the queue until the link ends, starting after event number `after`."""
+    """Put every event of a node on the queue until the link ends, starting after event number
+    `after`.
+    """
 
     node_rank: int
     link: Link
@@ -45,7 +49,9 @@ class Listen:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconnect:
-    """Connect once to the node's host, and follow the node after event number `after`. `broken` is the previous link.
+    """Connect once to the node's host, and follow the node after event number `after`.
+
+    `broken` is the previous link.
 
     `meets`: another notebook starts the node, so it is followed if it exists.
     """
@@ -60,7 +66,10 @@ class Reconnect:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Fetch the small results of a node that has ended, and then keep its link idle. `sizes` are bytes by rank."""
+    """Fetch the small results of a node that has ended, and then keep its link idle.
+
+    `sizes` are bytes by rank.
+    """
 
     node_rank: int
     link: Link
@@ -102,7 +111,10 @@ Action = Note | Listen | Reconnect | Collect | Join | Send | Close
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnded:
-    """The events of a node have ended. `error` is None if the agent ended; `last` is the number of the last event."""
+    """The events of a node have ended.
+
+    `error` is None if the agent ended; `last` is the number of the last event.
+    """
 
     link: Link
     last: int
@@ -118,14 +130,20 @@ class Linked:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFailed:
-    """An attempt to connect has failed. `error` is None if the host answered that it does not have the node."""
+    """An attempt to connect has failed.
+
+    `error` is None if the host answered that it does not have the node.
+    """
 
     error: Exception | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """The small results that arrived, by rank. If `is_kept_idle`, the link no longer belongs to the run."""
+    """The small results that arrived, by rank.
+
+    If `is_kept_idle`, the link no longer belongs to the run.
+    """
 
     results: Mapping[int, bytes] = field(repr=False)
     is_kept_idle: bool

@@ -1,4 +1,7 @@
-"""Connects to the hosts of a run and reserves their devices. If the run does not start, it releases both."""
+"""Connects to the hosts of a run and reserves their devices.
+
+If the run does not start, it releases both.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _PAUSE_S = 1.0  # pause before a host is asked again whether its devices are fre
 def connect(
     loop: RunLoop, first_links: FirstLinks, enough: int | None, *, needs_remote: bool = False
 ) -> tuple[Link, ...]:  # fmt: skip
-    """Return a link to each host, and show the progress of connecting. Arguments and errors are those of `settle`."""
+    """Return a link to each host, and show the progress of connecting.
+
+    Arguments and errors are those of `settle`.
+    """
     for host_index, future in enumerate(first_links.futures):
         future.add_done_callback(partial(_report, loop.queue, host_index))
     return first_links.wait(enough, needs_remote=needs_remote, until_done=loop.wait_for)
@@ -57,7 +63,8 @@ def _report(queue: EventQueue, host_index: int, future: Future[Link]) -> None:
 def given_back(connections: Connections, links: Sequence[Link]) -> Iterator[None]:
     """If the block ends with a distmagic error, keep the links idle for the next cell.
 
-    After any other exception, such as an interrupt, an answer may still be on its way, so the links are closed.
+    After any other exception, such as an interrupt, an answer may still be on its way, so the links
+    are closed.
     """
     try:
         yield
@@ -80,12 +87,13 @@ def claim_devices(
     spec: JobSpec,
     plan: Plan,
 ) -> tuple[Link, ...]:
-    """Reserve `--devices` on all hosts for this job, waiting while other jobs use them; return the links after the
-    wait.
+    """Reserve `--devices` on all hosts for this job, waiting while other jobs use them; return the
+    links after the wait.
 
-    It repeatedly asks all hosts until all have the devices free. It reserves nothing meanwhile, so two runs never block
-    each other; no order is promised. With --no-wait it raises `PreflightError` instead of waiting. After any other
-    error or an interrupt the links are closed, which releases the devices.
+    It repeatedly asks all hosts until all have the devices free. It reserves nothing meanwhile, so
+    two runs never block each other; no order is promised. With --no-wait it raises `PreflightError`
+    instead of waiting. After any other error or an interrupt the links are closed, which releases
+    the devices.
     """
     if not spec.devices:
         return links
@@ -135,7 +143,10 @@ def _begin_anew(
     present: Sequence[int],
     links: list[Link],
 ) -> None:
-    """Connect to all hosts again; closing the old links releases their devices. May raise `Unreachable`."""
+    """Connect to all hosts again; closing the old links releases their devices.
+
+    May raise `Unreachable`.
+    """
 
     def reopened(node_rank: int) -> Link:
         old = links[node_rank]

@@ -1,12 +1,13 @@
-"""Sends a payload to all hosts: small files directly to each, large files once and then from host to host.
+"""Sends a payload to all hosts: small files directly to each, large files once and then from host
+to host.
 
     what each host lacks  --routes-->  Routes: files sent directly, and chains of hosts    (pure)
     Routes                --Delivery-->  every host has all files
 
-The first host of a chain has the blobs already, or receives them from this notebook over SSH. While it receives them,
-it sends them to the second host, and so on. The hosts authenticate each other by a one-time certificate, which they
-received over SSH. A host that can't get the blobs from its predecessor requests them from the notebook; the hosts after
-it are not affected.
+The first host of a chain has the blobs already, or receives them from this notebook over SSH. While
+it receives them, it sends them to the second host, and so on. The hosts authenticate each other by
+a one-time certificate, which they received over SSH. A host that can't get the blobs from its
+predecessor requests them from the notebook; the hosts after it are not affected.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Blobs that are sent from host to host. `source` is the node that has them, None for the notebook."""
+    """Blobs that are sent from host to host.
+
+    `source` is the node that has them, None for the notebook.
+    """
 
     blobs: tuple[Blob, ...]
     source: int | None
@@ -61,7 +65,9 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """The blobs that the notebook sends directly, by node, and the chains, which run one after another."""
+    """The blobs that the notebook sends directly, by node, and the chains, which run one after
+    another.
+    """
 
     straight: Mapping[int, tuple[Blob, ...]]
     chains: tuple[Chain, ...]
@@ -73,11 +79,12 @@ def routes(
     joins: Sequence[bool],
     spread_bytes: int,
 ) -> Routes:
-    """Return how blobs get to nodes. `lacking` has SHA-256s by node; `joins` has for each node whether it may be in a
-    chain.
+    """Return how blobs get to nodes.
 
-    A chain is for blobs of at least `spread_bytes` together that the same nodes lack. It starts at a joining node that
-    has the blobs, if there is one, and continues in the order of node ranks.
+    `lacking` has SHA-256s by node; `joins` has for each node whether it may be in a chain.
+
+    A chain is for blobs of at least `spread_bytes` together that the same nodes lack. It starts at
+    a joining node that has the blobs, if there is one, and continues in the order of node ranks.
     """
     groups: dict[tuple[int | None, tuple[int, ...]], list[Blob]] = {}
     straight: defaultdict[int, list[Blob]] = defaultdict(list)
@@ -103,10 +110,13 @@ def routes(
 
 
 class Delivery:
-    """The delivery of one payload. `run` blocks until every host has it; closing the links ends that.
+    """The delivery of one payload.
 
-    Threads call `tell(node, bytes, total_bytes)` with how many of a node's missing bytes have arrived: at the start, at
-    the end, and 10 times a second. `note(node, text)` gets messages for the user.
+    `run` blocks until every host has it; closing the links ends that.
+
+    Threads call `tell(node, bytes, total_bytes)` with how many of a node's missing bytes have
+    arrived: at the start, at the end, and 10 times a second. `note(node, text)` gets messages for
+    the user.
     """
 
     def __init__(
@@ -200,7 +210,9 @@ class Delivery:
     def _take(
         self, node: int, chain: Chain, server: str, request: protocol.ReceiveBlobs
     ) -> None:
-        """Make a node receive the blobs of a chain from the host `server`; send it directly what it requests."""
+        """Make a node receive the blobs of a chain from the host `server`; send it directly what it
+        requests.
+        """
         link = self._links[node]
         meter = self._meters[node]
         start = end = meter.size_bytes
@@ -235,7 +247,10 @@ class Delivery:
                     meter.reach(meter.size_bytes + size)
 
     def _each(self, act: Callable[[T], R], things: Sequence[T]) -> list[R]:
-        """Call `act` on all things at the same time. Raises the first failures, without waiting for the other calls."""
+        """Call `act` on all things at the same time.
+
+        Raises the first failures, without waiting for the other calls.
+        """
         if not things:
             return []
         futures = begin_all("deliver", act, things)

@@ -19,7 +19,10 @@ _GATHER_S = 0.0003  # per node: folding one event costs as much as folding all t
 
 
 class EventQueue:
-    """Events of all nodes, limited in size for each node. `clock` gives the seconds since the start of the run."""
+    """Events of all nodes, limited in size for each node.
+
+    `clock` gives the seconds since the start of the run.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +35,9 @@ class EventQueue:
     def put(
         self, node_rank: int, what: protocol.Message | Launched, size_bytes: int = 0
     ) -> None:
-        """Queue an event of a node, whose line had so many bytes. Blocks while too much of this node is unread.
+        """Queue an event of a node, whose line had so many bytes.
+
+        Blocks while too much of this node is unread.
 
         Never call it on the thread that calls `batch`: that would deadlock.
         """

@@ -1,7 +1,7 @@
 """Performs the actions of the run loop on threads. Each action ends with an event on the queue.
 
-It takes no decisions, and holds only the queue, the hosts, the links that it opened, and the thread that renews the
-lease.
+It takes no decisions, and holds only the queue, the hosts, the links that it opened, and the thread
+that renews the lease.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from distmagic.runner.actions import (
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.node_joiner import NodeJoiner
 
-# time limit for the small results of one node; after it they stay on their host until they are accessed
+# time limit for the small results of one node; after it they stay on their host until they are
+# accessed
 COLLECT_S = 60.0
 
 
 class Executor:
-    """The threads of one run. After `close`, each ends with its current action, or with its connection.
+    """The threads of one run.
+
+    After `close`, each ends with its current action, or with its connection.
 
     `joiner` is for elastic jobs only.
     """
@@ -66,7 +69,10 @@ class Executor:
         self._lease_keeper = LeaseKeeper(lease_s)
 
     def perform(self, action: Action) -> None:
-        """Start an action on a thread, and return at once. The loop calls this on the run's own thread."""
+        """Start an action on a thread, and return at once.
+
+        The loop calls this on the run's own thread.
+        """
         if isinstance(action, Send):
             for link in action.links:
                 try:
@@ -180,7 +186,10 @@ class Executor:
         self._queue.tell(what, node_rank=node_rank)
 
     def _keep(self, what: Linked | Joined) -> bool:
-        """Register the link of `what`, which is closed at the end. Return False, without this, if the run is over."""
+        """Register the link of `what`, which is closed at the end.
+
+        Return False, without this, if the run is over.
+        """
         with self._lock:
             if not self._is_over:
                 self._opened[what.link] = isinstance(what, Joined)

@@ -1,4 +1,6 @@
-"""Interrupts (Ctrl-C, the stop button): counted, or delayed where an exception could lose a host."""
+"""Interrupts (Ctrl-C, the stop button): counted, or delayed where an exception could lose a
+host.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Signals in quick succession count as one: timeout(1) signals its own process, and then its process group.
+# Signals in quick succession count as one: timeout(1) signals its own process, and then its process
+# group.
 _ONCE_S = 1.0
 
 
 class Interrupts:
-    """Counts interrupts, so that the run loop handles them between two steps, when no event can be lost.
+    """Counts interrupts, so that the run loop handles them between two steps, when no event can be
+    lost.
 
-    While a question waits for the user's answer (`is_asking`), an interrupt also raises KeyboardInterrupt at once.
+    While a question waits for the user's answer (`is_asking`), an interrupt also raises
+    KeyboardInterrupt at once.
     """
 
     count = 0
@@ -39,7 +44,9 @@ class Interrupts:
         return True
 
     def ask(self, serve: Callable[[float], None], timeout_s: float = 0.0) -> None:
-        """Call `serve` to answer a question that comes in time; an interrupt cancels the question, and is counted."""
+        """Call `serve` to answer a question that comes in time; an interrupt cancels the question,
+        and is counted.
+        """
         self.is_asking = True
         try:
             serve(timeout_s)
@@ -59,9 +66,11 @@ def noted() -> Iterator[Interrupts]:
 
 @contextmanager
 def sent_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Inside the block, interrupts call `handler` instead of raising KeyboardInterrupt anywhere in it.
+    """Inside the block, interrupts call `handler` instead of raising KeyboardInterrupt anywhere in
+    it.
 
-    On any thread except the main one nothing changes: Python delivers signals only to the main thread.
+    On any thread except the main one nothing changes: Python delivers signals only to the main
+    thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -75,7 +84,10 @@ def sent_to(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def from_signal(number: int) -> Iterator[None]:
-    """Inside the block, treat another signal as an interrupt, unless it is ignored. On the main thread only."""
+    """Inside the block, treat another signal as an interrupt, unless it is ignored.
+
+    On the main thread only.
+    """
     last_s = -math.inf
 
     def interrupt(_: int, frame: FrameType | None) -> None:

@@ -1,9 +1,10 @@
-"""One run from its start to its end, as two procedures for the run's own thread: `launch` a job, or `attach` to one.
+"""One run from its start to its end, as two procedures for the run's own thread: `launch` a job, or
+`attach` to one.
 
     reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them -> sweep what lost agents left
 
-Each step is a blocking action on a thread, for which the run loop waits. If only some hosts start, they are stopped
-before the error is raised.
+Each step is a blocking action on a thread, for which the run loop waits. If only some hosts start,
+they are stopped before the error is raised.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from distmagic.state.events import (
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 
-# How long the user waits for hosts with a lost agent: one that accepts SSH but does not answer would take a minute.
+# How long the user waits for hosts with a lost agent: one that accepts SSH but does not answer
+# would take a minute.
 SWEEP_S = 15.0
 _ENDED_S = (
     1.0  # time for a host to come back, when the user looks at a job that has ended
@@ -61,8 +63,8 @@ _ENDED_S = (
 class Followed:
     """How far a run was followed: to its end, or until it was detached.
 
-    `host_indices` has for each node the index of its host in the fleet. `was_interrupted`: an interrupt came when the
-    run was over.
+    `host_indices` has for each node the index of its host in the fleet. `was_interrupted`: an
+    interrupt came when the run was over.
     """
 
     state: RunState
@@ -75,11 +77,13 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
     followed: Collection[str] = (), companion: Companion | None = None,
 ) -> Followed:  # fmt: skip
-    """Run a job to its end; for a job to be detached, until it runs. `work` is its working directory.
+    """Run a job to its end; for a job to be detached, until it runs.
 
-    `owner` is the owner of the job. `followed` are the jobs that this kernel follows now, whose processes are no
-    orphans. A `companion` takes part in its loop. Raises a `HostError` before anything is started; for an interrupt
-    before all nodes have started, `Cancelled`.
+    `work` is its working directory.
+
+    `owner` is the owner of the job. `followed` are the jobs that this kernel follows now, whose
+    processes are no orphans. A `companion` takes part in its loop. Raises a `HostError` before
+    anything is started; for an interrupt before all nodes have started, `Cancelled`.
     """
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s
@@ -141,11 +145,14 @@ def attach(
     screen: Screen,
     companion: Companion | None = None,
 ) -> Followed:
-    """Follow a job from its first event to its end, as if this kernel had started it. A `companion` as for `launch`.
+    """Follow a job from its first event to its end, as if this kernel had started it.
 
-    `first_links` lead to the job's own hosts in the order of its nodes; those that are down are retried, as after a
-    broken connection. An interrupt ends the job; for a detached job it only ends the following. Raises `UsageError` for
-    a job of another distmagic version: its hosts would refuse to send its events, and it must not end because of that.
+    A `companion` as for `launch`.
+
+    `first_links` lead to the job's own hosts in the order of its nodes; those that are down are
+    retried, as after a broken connection. An interrupt ends the job; for a detached job it only
+    ends the following. Raises `UsageError` for a job of another distmagic version: its hosts would
+    refuse to send its events, and it must not end because of that.
     """
     for number in job.protocols:
         if number != protocol.PROTOCOL:
@@ -153,7 +160,8 @@ def attach(
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
     state = begin(job.name, job.hosts, job.terms)
-    # A detached job is known as such from the start: an interrupt before its events arrive must not end it.
+    # A detached job is known as such from the start: an interrupt before its events arrive must not
+    # end it.
     state = replace(
         state,
         before_s=job.age_s,
@@ -240,7 +248,9 @@ def _refuse_orphans(
 
 
 def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:
-    """Return a payload that all hosts can read: if one has another Python version, byte code is replaced by source."""
+    """Return a payload that all hosts can read: if one has another Python version, byte code is
+    replaced by source.
+    """
     other = other_python(links)
     if other is None or payload.in_source is None:
         return payload
@@ -299,7 +309,8 @@ def _new_id() -> str:
 def enough_hosts(spec: JobSpec, count: int) -> int | None:
     """Return with how many of `count` hosts an elastic job starts; None means it needs all of them.
 
-    It needs all if there are more hosts than its maximum, or if the user has named the first host's address.
+    It needs all if there are more hosts than its maximum, or if the user has named the first host's
+    address.
     """
     if (
         spec.nnodes is None
@@ -345,9 +356,11 @@ def _plan(
 
 
 def _sweep(loop: RunLoop, opener: LinkOpener, table: NodeTable) -> None:
-    """End what is left on nodes with a lost agent, as far as they can be reached; wait at most `SWEEP_S`.
+    """End what is left on nodes with a lost agent, as far as they can be reached; wait at most
+    `SWEEP_S`.
 
-    A node that only this notebook has lost may run on: an agent of a detached job is only ended by a stop.
+    A node that only this notebook has lost may run on: an agent of a detached job is only ended by
+    a stop.
     """
     state = loop.state
     job = state.job

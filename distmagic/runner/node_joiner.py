@@ -1,8 +1,10 @@
-"""Adds a host to a running elastic job: sends it the payload, registers it at the lead, and prepares its start message.
+"""Adds a host to a running elastic job: sends it the payload, registers it at the lead, and
+prepares its start message.
 
     the lead's own start message, the host's facts  --start_messages.join_message-->  StartNode
 
-The notebook that started the job has that message and the payload; any other notebook gets them from the first host.
+The notebook that started the job has that message and the payload; any other notebook gets them
+from the first host.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ from distmagic.remote.wire.protocol import Blob, StartNode
 
 
 class NodeJoiner:
-    """Adds hosts to one job. `open_lead` opens a conversation with its first host, several at a time if needed.
+    """Adds hosts to one job.
 
-    `begun` and `payload` are set in the notebook that started the job; any other one gets them from the first host.
-    `is_text`: the job is known to contain no byte code, so any Python version will do.
+    `open_lead` opens a conversation with its first host, several at a time if needed.
+
+    `begun` and `payload` are set in the notebook that started the job; any other one gets them from
+    the first host. `is_text`: the job is known to contain no byte code, so any Python version will
+    do.
     """
 
     def __init__(
@@ -50,10 +55,12 @@ class NodeJoiner:
         self._payload = {local.blob.sha256: local for local in payload}
 
     def admit(self, link: Link, request_id: str) -> StartNode:
-        """Send a host the payload, make the lead register it as a node, and return the message that starts that node.
+        """Send a host the payload, make the lead register it as a node, and return the message that
+        starts that node.
 
-        The lead sends an event with this `request_id` to all notebooks that follow the job. Raises `UsageError` if the
-        job accepts no host, or not this one now, and `HostError` if the host doesn't fit.
+        The lead sends an event with this `request_id` to all notebooks that follow the job. Raises
+        `UsageError` if the job accepts no host, or not this one now, and `HostError` if the host
+        doesn't fit.
         """
         if any(one.job == self.job for one in link.facts.running):
             raise UsageError(

@@ -17,26 +17,31 @@ LONGEST_PAUSE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Attempts:
-    """Repeated attempts: the time of the next one (None during an attempt), the pause after it, and the deadline."""
+    """Repeated attempts: the time of the next one (None during an attempt), the pause after it, and
+    the deadline.
+    """
 
     next_at_s: float | None
     pause_s: float = FIRST_PAUSE_S
     until_s: float | None = None
 
     def again(self, now_s: float, least_s: float = 0.0) -> Attempts:
-        """Return the next attempt, after at least `least_s`; the pause doubles each time, up to 5 s."""
+        """Return the next attempt, after at least `least_s`; the pause doubles each time, up to 5
+        s.
+        """
         pause_s = max(least_s, min(2 * self.pause_s, LONGEST_PAUSE_S))
         return replace(self, next_at_s=now_s + pause_s, pause_s=pause_s)
 
 
 @dataclass(kw_only=True)
 class NodeRow:
-    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by rank.
+    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by
+    rank.
 
-    `is_missed`: it ended because it, or the network to it, was lost. `stop` is the message that stopped it. `why_unmet`
-    is the reason for its loss if it can't be found: its host has no such node, or did not answer. `why_lost` is the
-    reason for its loss. `linked_at_s` is when it got a new link after a broken one. `is_agent_gone`: its host reported
-    that the agent has ended.
+    `is_missed`: it ended because it, or the network to it, was lost. `stop` is the message that
+    stopped it. `why_unmet` is the reason for its loss if it can't be found: its host has no such
+    node, or did not answer. `why_lost` is the reason for its loss. `linked_at_s` is when it got a
+    new link after a broken one. `is_agent_gone`: its host reported that the agent has ended.
     """
 
     host_index: int
@@ -59,10 +64,12 @@ class NodeRow:
 
 @dataclass(kw_only=True)
 class HostJoin:
-    """A host that will become a node of an elastic job. `own` are the nodes that it was, or should be, through this
-    notebook.
+    """A host that will become a node of an elastic job.
 
-    `node_rank` is its number from the lead; `joined`: its agent runs already, but the lead's event has not arrived yet.
+    `own` are the nodes that it was, or should be, through this notebook.
+
+    `node_rank` is its number from the lead; `joined`: its agent runs already, but the lead's event
+    has not arrived yet.
     """
 
     own: set[int]
@@ -75,7 +82,9 @@ class HostJoin:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How hosts join an elastic job: `host_names` by host index; the `awaited` hosts were absent at the start."""
+    """How hosts join an elastic job: `host_names` by host index; the `awaited` hosts were absent at
+    the start.
+    """
 
     host_names: Sequence[str]
     awaited: Collection[int] = ()

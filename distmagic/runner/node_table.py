@@ -1,6 +1,7 @@
 """The table of a run's nodes: the link over which each node is followed, and what to try next.
 
-Events go in, actions come out. The table never blocks, connects or reads a clock. Only the run's own thread changes it.
+Events go in, actions come out. The table never blocks, connects or reads a clock. Only the run's
+own thread changes it.
 
     state of a row       leaves it when
     waiting              the lead of an elastic job has registered it, and this notebook starts it: Joined -> following
@@ -11,12 +12,13 @@ Events go in, actions come out. The table never blocks, connects or reads a cloc
     collecting           Collected -> gone
     gone, lost           never. In an elastic job the host of a lost node is tried as a new node
 
-A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too, without which the run
-continues or ends (see state/__init__). They are still followed, or retried, until the run is over. Their last events
-may explain the loss, and in an elastic job their heartbeats may return.
+A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too,
+without which the run continues or ends (see state/__init__). They are still followed, or retried,
+until the run is over. Their last events may explain the loss, and in an elastic job their
+heartbeats may return.
 
-Promised: each event of a node is put on the queue once, in order, over any number of links. Not promised: that a lost
-node has ended; its peers, or its lease, end it.
+Promised: each event of a node is put on the queue once, in order, over any number of links. Not
+promised: that a lost node has ended; its peers, or its lease, end it.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ REFUSED_PAUSE_S = 60.0  # pause after an attempt to join was refused
 
 
 class NodeTable:
-    """All nodes of one run. `new_id` makes the ID of a request; a link may be broken for `lease_s`."""
+    """All nodes of one run.
+
+    `new_id` makes the ID of a request; a link may be broken for `lease_s`.
+    """
 
     def __init__(
         self,
@@ -121,7 +126,10 @@ class NodeTable:
     def stop(
         self, node_ranks: Iterable[int], message: protocol.StopNode
     ) -> list[Action]:
-        """Stop nodes. If a link is broken, the message waits for a new one. No host joins from now on."""
+        """Stop nodes. If a link is broken, the message waits for a new one.
+
+        No host joins from now on.
+        """
         self.is_stopping = True
         actions: list[Action] = []
         links: list[Link] = []
@@ -163,7 +171,9 @@ class NodeTable:
         return []
 
     def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> list[Action]:
-        """Keep a node lost that is no longer retried, whatever its peers report: its end would go unnoticed."""
+        """Keep a node lost that is no longer retried, whatever its peers report: its end would go
+        unnoticed.
+        """
         peer = what.node_rank
         if not 0 <= peer < len(self.rows) or self.rows[peer].state != "lost":
             return []
@@ -172,7 +182,9 @@ class NodeTable:
     def _hardware(
         self, node_rank: int, _: protocol.Hardware, __: float
     ) -> list[Action]:
-        """The agent answered over this link and its lease was renewed, even if the job itself is silent."""
+        """The agent answered over this link and its lease was renewed, even if the job itself is
+        silent.
+        """
         if self.rows[node_rank].state == "following":
             self.rows[node_rank].attempts = None
         return []
@@ -238,7 +250,8 @@ class NodeTable:
             what.error, (HostError, ProtocolError)
         ):
             return self._lose(node_rank, _words(what.error), now_s)
-        # A refusal may be temporary: a locked key agent, or nologin while a machine boots. The user is not asked again.
+        # A refusal may be temporary: a locked key agent, or nologin while a machine boots. The user
+        # is not asked again.
         row.can_ask = False
         row.attempts = row.attempts.again(now_s, LONGEST_PAUSE_S)
         if row.state == "meeting":
@@ -250,7 +263,9 @@ class NodeTable:
     def _node_added(
         self, node_rank: int, what: protocol.NodeAdded, now_s: float
     ) -> list[Action]:
-        """The lead registered hosts as new nodes: for this notebook, or for another one that starts them."""
+        """The lead registered hosts as new nodes: for this notebook, or for another one that starts
+        them.
+        """
         if node_rank != 0:
             return []
         actions: list[Action] = []
@@ -288,7 +303,9 @@ class NodeTable:
         return []
 
     def _meet(self, row: NodeRow, now_s: float) -> None:
-        """Search on its host for a node that another notebook starts, or may have started, and follow it."""
+        """Search on its host for a node that another notebook starts, or may have started, and
+        follow it.
+        """
         row.state = "meeting"
         row.attempts = Attempts(next_at_s=now_s + FIRST_PAUSE_S, until_s=now_s + FORM_S)
 
@@ -337,7 +354,8 @@ class NodeTable:
             return []
         is_unanswered = isinstance(what.error, (ConnectionLost, Unreachable))
         if is_unanswered and node_rank is not None:
-            # Its agent may have started all the same: it is searched for now, or after the lead's event.
+            # Its agent may have started all the same: it is searched for now, or after the lead's
+            # event.
             del self._joins[what.host_index]
             if join.node_rank is not None:
                 row = self.rows[join.node_rank]
@@ -369,7 +387,8 @@ class NodeTable:
     def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> list[Action]:
         """Return the attempts whose time has come, and give up those whose time is over.
 
-        Nodes in `alive_elsewhere` run, even if this notebook can't reach them: they are not given up.
+        Nodes in `alive_elsewhere` run, even if this notebook can't reach them: they are not given
+        up.
         """
         actions: list[Action] = []
         for node_rank, row in enumerate(self.rows):
@@ -446,7 +465,10 @@ class NodeTable:
     def _lose(
         self, node_rank: int, why: str, now_s: float, *, rejoins: bool = True
     ) -> list[Action]:
-        """Stop retrying a node. `rejoins`: in an elastic job its host is tried as a new node from now on."""
+        """Stop retrying a node.
+
+        `rejoins`: in an elastic job its host is tried as a new node from now on.
+        """
         row = self.rows[node_rank]
         row.state = "lost"
         row.why_lost = why

@@ -1,4 +1,6 @@
-"""Makes a plan from connected hosts: asks them for what the plan needs, and checks them for problems."""
+"""Makes a plan from connected hosts: asks them for what the plan needs, and checks them for
+problems.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from distmagic.request.spec import JobSpec
 
 
 def other_python(links: Sequence[Link]) -> OtherPython | None:
-    """Return the oldest Python of the hosts that can't run this version's byte code; None if all can."""
+    """Return the oldest Python of the hosts that can't run this version's byte code; None if all
+    can.
+    """
     others = [link for link in links if link.python[:2] != sys.version_info[:2]]
     if not others:
         return None
@@ -36,7 +40,10 @@ def prepare(
     terms: JobTerms,
     work: WorkDir,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for connected hosts, and warnings. Raises `PreflightError`, `HostErrors` or `UsageError`."""
+    """Return the plan for connected hosts, and warnings.
+
+    Raises `PreflightError`, `HostErrors` or `UsageError`.
+    """
     names = tuple(link.host.name for link in links)
     local_torch = facts.torch_version()
     warnings: list[str] = []
@@ -74,7 +81,8 @@ def prepare(
 def routes_of(links: Sequence[Link]) -> tuple[list[Route], tuple[str, ...]]:
     """Return the address of each host for the other hosts, and a warning for each wrong clock.
 
-    The lead's address is on its route to the other hosts; each other host's address is on its route to the lead.
+    The lead's address is on its route to the other hosts; each other host's address is on its route
+    to the lead.
     """
     first = route_of_lead(links)
     if len(links) == 1:
@@ -100,7 +108,9 @@ def route_of_lead(links: Sequence[Link]) -> Route:
 
 
 def _timed_route(link: Link, peer: str) -> tuple[Route, float, float]:
-    """Return the route to a peer, and the min and max of the host's clock minus this machine's monotonic one."""
+    """Return the route to a peer, and the min and max of the host's clock minus this machine's
+    monotonic one.
+    """
     asked = time.monotonic()
     route = route_to(link, peer)
     return route, route.time_s - time.monotonic(), route.time_s - asked

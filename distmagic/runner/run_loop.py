@@ -1,8 +1,9 @@
-"""The loop of a run, on the run's own thread: folds events, asks questions, handles interrupts, decides, and shows the
-run.
+"""The loop of a run, on the run's own thread: folds events, asks questions, handles interrupts,
+decides, and shows the run.
 
-Only the loop changes the state of a run. Three things happen elsewhere: before a loop exists, session/ shows its own
-state and FirstLinks asks questions; and start.roll_back ignores interrupts within its time limits.
+Only the loop changes the state of a run. Three things happen elsewhere: before a loop exists,
+session/ shows its own state and FirstLinks asks questions; and start.roll_back ignores interrupts
+within its time limits.
 
     threads  --events-->  EventQueue  --step-->  RunState, NodeTable
     RunState  --state/decide-->  decisions
@@ -17,8 +18,8 @@ A run goes through these stages:
                 has long been without progress, the first one asks for the ranks' stacks; the stop follows by itself
     closing     `wait_for` the cleanup after lost agents
 
-Promised: an interrupt loses no event. Not promised: that a step takes at most 0.1 s, because the user may answer a
-question within it.
+Promised: an interrupt loses no event. Not promised: that a step takes at most 0.1 s, because the
+user may answer a question within it.
 """
 
 from __future__ import annotations
@@ -75,10 +76,11 @@ T = TypeVar("T")
 
 
 class Companion(Protocol):
-    """What a run's loop calls in each turn besides its own work: the control of ranks that stay (`%%ranks`).
+    """What a run's loop calls in each turn besides its own work: the control of ranks that stay
+    (`%%ranks`).
 
-    The loop's thread calls `hear` and `sends`. `ends_idle_s`: the hosts end the ranks after this many seconds without a
-    cell, even without a notebook. None: the ranks end with their notebook.
+    The loop's thread calls `hear` and `sends`. `ends_idle_s`: the hosts end the ranks after this
+    many seconds without a cell, even without a notebook. None: the ranks end with their notebook.
     """
 
     ends_idle_s: float | None
@@ -97,8 +99,8 @@ class Companion(Protocol):
 class RunLoop:
     """The loop of one run. It runs on the main thread, or on its own thread for a background run.
 
-    `clock` gives the seconds since the start of the run, `serve` answers one question of a connection, `new_id` makes
-    the ID of a request.
+    `clock` gives the seconds since the start of the run, `serve` answers one question of a
+    connection, `new_id` makes the ID of a request.
     """
 
     state: RunState
@@ -128,7 +130,10 @@ class RunLoop:
         self.note_all((one, node_rank) for one in what)
 
     def note_all(self, pairs: Iterable[tuple[Launched, int]]) -> None:
-        """Fold events about nodes, each with its node rank. Folding many costs as much as folding one."""
+        """Fold events about nodes, each with its node rank.
+
+        Folding many costs as much as folding one.
+        """
         events = [
             Event(node_rank=node_rank, at_s=self._clock(), what=one)
             for one, node_rank in pairs
@@ -136,7 +141,9 @@ class RunLoop:
         self._fold(events)
 
     def step(self, timeout_s: float = BEAT_S, *, asks: bool = True) -> list[Event]:
-        """Answer a question if `asks`, wait at most `timeout_s` for events, and fold them; return the events."""
+        """Answer a question if `asks`, wait at most `timeout_s` for events, and fold them; return
+        the events.
+        """
         if asks:
             # Before events are taken: an interrupt in between must lose none.
             self.interrupts.ask(self._serve)
@@ -168,7 +175,9 @@ class RunLoop:
     def wait_for(
         self, futures: Sequence[Future[Any]], limit_s: float = math.inf
     ) -> None:
-        """Return when all futures are done, or after `limit_s`. Raises KeyboardInterrupt for an interrupt.
+        """Return when all futures are done, or after `limit_s`.
+
+        Raises KeyboardInterrupt for an interrupt.
 
         The caller looks at the futures' errors.
         """
@@ -179,8 +188,8 @@ class RunLoop:
             done.append(None)
             queue.wake()
 
-        # A future never drops its callbacks. So they refer neither to futures nor to this loop: that reference cycle
-        # would keep everything about the run alive.
+        # A future never drops its callbacks. So they refer neither to futures nor to this loop:
+        # that reference cycle would keep everything about the run alive.
         for future in futures:
             # After callbacks that queue an event, so that none is left for later.
             future.add_done_callback(wake)
@@ -204,7 +213,10 @@ class RunLoop:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """If the block ends with an error, show it as the run's end. An interrupt raises `Cancelled`."""
+        """If the block ends with an error, show it as the run's end.
+
+        An interrupt raises `Cancelled`.
+        """
         try:
             yield
         except KeyboardInterrupt as interrupt:
@@ -230,10 +242,11 @@ class RunLoop:
         self, table: NodeTable, executor: Executor, links: Mapping[int, Link], limits: Limits,
         *, detach: bool = False,
     ) -> None:  # fmt: skip
-        """Follow all nodes until each is gone or lost, and carry out the user's requests from the screen.
+        """Follow all nodes until each is gone or lost, and carry out the user's requests from the
+        screen.
 
-        `links` are by node rank; nodes without a link are connected to. `detach`: detach the job as soon as it runs,
-        and return then. An interrupt does the same to a detached job.
+        `links` are by node rank; nodes without a link are connected to. `detach`: detach the job as
+        soon as it runs, and return then. An interrupt does the same to a detached job.
         """
         self._table = table
         self._executor = executor
@@ -243,7 +256,8 @@ class RunLoop:
             with ExitStack() as heap, interrupts.sent_to(self.interrupts):
                 now_s = self._clock()
                 freeze_at_s = math.inf
-                # The notebook works on during a background run, and the objects that it frees must be collected.
+                # The notebook works on during a background run, and the objects that it frees must
+                # be collected.
                 if threading.current_thread() is threading.main_thread():
                     freeze_at_s = now_s + SHORT_S
                 self._perform(table.follow(links, now_s))
@@ -277,7 +291,8 @@ class RunLoop:
         # The user may be asked for a line of input here, and interrupt that.
         self.interrupts.ask(lambda _: asked.extend(self._screen.requests()))
         for request in asked:
-            # Carry out the user's requests. Stop also ends a detached job, and a second one ends it at once.
+            # Carry out the user's requests. Stop also ends a detached job, and a second one ends it
+            # at once.
             if request == "stop":
                 now_s = self._clock()
                 self._carry_out(
@@ -334,7 +349,9 @@ class RunLoop:
                     self._perform([Send(links=(lead,), message=protocol.DetachJob())])
 
     def _hand_on_lines(self) -> None:
-        """Send each line of input to the node of its rank; repeat it over a new link while the rank waits for it."""
+        """Send each line of input to the node of its rank; repeat it over a new link while the rank
+        waits for it.
+        """
         for rank, (line, sent_over) in list(self._typed.items()):
             paused = self.state.paused.get(rank)
             if paused is None or paused.prompt != line.prompt:
@@ -371,7 +388,9 @@ class RunLoop:
         self._executor.keep_lease_over(self._table.links)
 
     def _abandon(self) -> None:
-        """Stop everything at once, and show the last state. Nothing in this function may hide the original error.
+        """Stop everything at once, and show the last state.
+
+        Nothing in this function may hide the original error.
 
         A detached job needs no notebook, and runs on.
         """

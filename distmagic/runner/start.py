@@ -43,7 +43,10 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The part of a launch that sends missing files to hosts and starts their agents. `links` are by node rank."""
+    """The part of a launch that sends missing files to hosts and starts their agents.
+
+    `links` are by node rank.
+    """
 
     loop: RunLoop
     connections: Connections
@@ -57,7 +60,8 @@ class Start:
         If the job can't start, no node of it is left running. Raises `Cancelled` for an interrupt.
         """
         pool = threads_for(len(self.links), "start")
-        # Nodes that have started have a lease, and a slow host may take longer than the lease to start.
+        # Nodes that have started have a lease, and a slow host may take longer than the lease to
+        # start.
         lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
 
         def start_node(link: Link, request: protocol.StartNode) -> None:
@@ -99,7 +103,9 @@ class Start:
             self.loop.note(Warned(text=f"{', '.join(names)}: {notice}"))
 
     def _at_free_port(self) -> Plan:
-        """Return the plan with a port that is free now: minutes may have passed since it was made."""
+        """Return the plan with a port that is free now: minutes may have passed since it was
+        made.
+        """
         if not self.plan.chose_port:
             return self.plan
         try:
@@ -109,7 +115,9 @@ class Start:
         return at_port(self.plan, port)
 
     def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
-        """Close a link. If its host has refused to start, keep it idle instead: no answer is pending on it."""
+        """Close a link. If its host has refused to start, keep it idle instead: no answer is
+        pending on it.
+        """
         link = self.links[node_rank]
         if node_rank < len(started):
             start = started[node_rank]
@@ -137,7 +145,8 @@ class Start:
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:
-    """Stop the nodes that have started, and wait until they have ended; return the hosts that did not confirm it.
+    """Stop the nodes that have started, and wait until they have ended; return the hosts that did
+    not confirm it.
 
     An interrupt is ignored. Waits at most `_PATIENCE_S` for the starts, and again for the ends.
     """
@@ -172,7 +181,9 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
 
 
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
-    """Return the error for an interrupt while a job starts. `began`: a host was asked to start its node.
+    """Return the error for an interrupt while a job starts.
+
+    `began`: a host was asked to start its node.
 
     `unsure` are the hosts that did not confirm that all processes of the job have ended.
     """

@@ -2,9 +2,10 @@
 
     RunState  --render-->  text, HTML  --screen-->  what is seen
 
-During a run, only these modules write to the notebook or the terminal. They run on the caller's thread, which is the
-thread of the run's loop, except for messages before a run. They contact no host and decide nothing about the run. Times
-are seconds of the run (`RunState.at_s`). The interface, `Screen`, is in render/screen.py. Read in this order:
+During a run, only these modules write to the notebook or the terminal. They run on the caller's
+thread, which is the thread of the run's loop, except for messages before a run. They contact no
+host and decide nothing about the run. Times are seconds of the run (`RunState.at_s`). The
+interface, `Screen`, is in render/screen.py. Read in this order:
 
     choose.py    chooses the screen
     announcing.py   shows what happens before a run has started

@@ -1,4 +1,6 @@
-"""Shows what happens before a run can be shown: while the cell's own lines run, nothing else is visible."""
+"""Shows what happens before a run can be shown: while the cell's own lines run, nothing else is
+visible.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _EVERY_S = 1.0
 
 @contextmanager
 def announcing(screen: Screen, what: Callable[[], str], in_vain: str) -> Iterator[None]:
-    """Show on `screen` what happens during the block, and for how long; if it raises, show `in_vain` instead.
+    """Show on `screen` what happens during the block, and for how long; if it raises, show
+    `in_vain` instead.
 
     `what` is called on another thread from time to time.
     """

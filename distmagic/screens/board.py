@@ -16,14 +16,15 @@ from distmagic.screens import page_requests, reloaded_pages, widget
 from distmagic.screens.kept_lines import MOST_BYTES, KeptLines
 from distmagic.state.model import RunState
 
-# Limits for each part: the pause between two messages in seconds, and bytes per second. Numbers change often and are
-# sent more often than curves; together they use at most 100 kB per second, which suits a slow line.
+# Limits for each part: the pause between two messages in seconds, and bytes per second. Numbers
+# change often and are sent more often than curves; together they use at most 100 kB per second,
+# which suits a slow line.
 TABLE_SHARE = (0.1, 45_000)
 CURVES_SHARE = (1.0, 25_000)
 LOG_SHARE = (0.25, 30_000)
 PICTURES_SHARE = (1.0, 30_000)
-# Making the view takes at most this share of the main thread's time, which also reads events; but no part of the view
-# is older than the pause.
+# Making the view takes at most this share of the main thread's time, which also reads events; but
+# no part of the view is older than the pause.
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
 _NEW_LINES_BYTES = (
@@ -36,8 +37,9 @@ _EARLIER_LINES = 1000  # limit for one request for earlier lines
 class Pane:
     """A part of the view, made and sent again at most once in `every_s` seconds.
 
-    A large part is sent less often, so that `bytes_per_s` is kept on average. A part that is slow to make, such as the
-    curves of a thousand ranks, is made less often, so that it takes only a small share of this thread's time.
+    A large part is sent less often, so that `bytes_per_s` is kept on average. A part that is slow
+    to make, such as the curves of a thousand ranks, is made less often, so that it takes only a
+    small share of this thread's time.
     """
 
     def __init__(self, every_s: float, bytes_per_s: int) -> None:
@@ -71,8 +73,8 @@ class Pane:
 class Board:
     """The live view. Raises `ImportError` without anywidget.
 
-    It sends nothing until a page reports that it shows the view; then `has_page` is true. `answer` runs on another
-    thread, all other methods on that of the run's loop.
+    It sends nothing until a page reports that it shows the view; then `has_page` is true. `answer`
+    runs on another thread, all other methods on that of the run's loop.
     """
 
     def __init__(
@@ -108,7 +110,9 @@ class Board:
 
     @property
     def mime_view(self) -> dict[str, object] | None:
-        """The output data for a front end that shows widgets only by its own view; None for all others."""
+        """The output data for a front end that shows widgets only by its own view; None for all
+        others.
+        """
         if not self._view.shows_itself:
             return None
         model_id = self._view.model_id
@@ -129,7 +133,10 @@ class Board:
             self._send(changes)
 
     def finish(self, state: RunState, html: str, text: str) -> None:
-        """Send the last state, and the HTML and text that the document keeps. The state itself is not kept."""
+        """Send the last state, and the HTML and text that the document keeps.
+
+        The state itself is not kept.
+        """
         reloaded_pages.leave(self)
         with self._foreground:
             self._is_in_foreground = False
@@ -166,7 +173,10 @@ class Board:
     def answer(
         self, op: object, before: object = None, typed: object = None
     ) -> dict[str, object]:
-        """Handle a page's request; "lines" asks for lines before a number. Raises `ValueError` for an unknown one."""
+        """Handle a page's request; "lines" asks for lines before a number.
+
+        Raises `ValueError` for an unknown one.
+        """
         if op == "hello":
             self.has_page = True
             state = self._state
@@ -191,7 +201,9 @@ class Board:
         raise ValueError(f"a live view can't {op!r}")
 
     def _take_message(self, _: object, content: Mapping[str, Any], __: object) -> None:
-        """Handle a request that came as an ordinary widget message, from a front end without the control channel."""
+        """Handle a request that came as an ordinary widget message, from a front end without the
+        control channel.
+        """
         self.answer(content.get("op"), content.get("before"), content.get("typed"))
 
     def _send(self, changes: Mapping[str, object]) -> None:
@@ -225,7 +237,9 @@ class Board:
     def _lines(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
     ) -> dict[str, object]:
-        """Return the last `count` lines, as far as they are kept and fit, and the incomplete ones."""
+        """Return the last `count` lines, as far as they are kept and fit, and the incomplete
+        ones.
+        """
         return {
             **self._kept.last(count, room_bytes),
             "open": render.open_lines(state),

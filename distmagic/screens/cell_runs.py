@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class CellRuns:
     """The content of the output of one execution of a cell.
 
-    `display_id` names the output, `view_id` its live views. There is one view at a time, `board`, also after its run.
-    `is_busy`: a run is active; another run that starts meanwhile has its own output.
+    `display_id` names the output, `view_id` its live views. There is one view at a time, `board`,
+    also after its run. `is_busy`: a run is active; another run that starts meanwhile has its own
+    output.
     """
 
     def __init__(self, execution: object) -> None:

@@ -1,4 +1,6 @@
-"""A screen that changes each state before it is shown: adds the run's variable, or rewords texts for a terminal."""
+"""A screen that changes each state before it is shown: adds the run's variable, or rewords texts
+for a terminal.
+"""
 
 from __future__ import annotations
 

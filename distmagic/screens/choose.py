@@ -15,7 +15,8 @@ from distmagic.screens.terminal import TerminalScreen
 
 
 def screen_for(shell: object = None, *, in_background: bool = False) -> Screen:
-    """Return the screen for this environment: `shell` is IPython's, None outside of it or if unknown.
+    """Return the screen for this environment: `shell` is IPython's, None outside of it or if
+    unknown.
 
     A background run prints nothing during the run: its lines would appear in some other cell.
     """

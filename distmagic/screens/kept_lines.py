@@ -1,4 +1,6 @@
-"""Lines of output that a kernel keeps for live views: a page shows the last thousand and can request earlier ones."""
+"""Lines of output that a kernel keeps for live views: a page shows the last thousand and can
+request earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class KeptLines:
                 self._chars -= len(oldest.text)
 
     def last(self, count: int, room_bytes: int = MOST_BYTES) -> dict[str, Any]:
-        """Return the last `count` lines as `before` does, with the number of all lines so far in `total`."""
+        """Return the last `count` lines as `before` does, with the number of all lines so far in
+        `total`.
+        """
         total = self._next
         return {**self.before(total, count, room_bytes), "total": total}
 
@@ -53,9 +57,9 @@ class KeptLines:
     ) -> dict[str, Any]:
         """Return the lines before number `end`: at most `count`, and at most `room_bytes`.
 
-        `first` is the number from which all kept lines are in `lines`, or `end` if no earlier line is kept. A line has
-        number, rank and HTML. A gap, where lines came too fast to be kept, is an entry with the first missing number,
-        None, and the first number after it.
+        `first` is the number from which all kept lines are in `lines`, or `end` if no earlier line
+        is kept. A line has number, rank and HTML. A gap, where lines came too fast to be kept, is
+        an entry with the first missing number, None, and the first number after it.
         """
         with self._lock:
             kept = [entry for entry in self._lines if entry[0] < end]

@@ -26,7 +26,8 @@ def without_colours(line: OutputLine | str) -> str:
 class Questions:
     """Asks the user for input lines for ranks, one after the other: one line for each prompt.
 
-    `read` takes the question and returns the typed text; None: nothing yet, "" without a newline: the end of input.
+    `read` takes the question and returns the typed text; None: nothing yet, "" without a newline:
+    the end of input.
     """
 
     def __init__(self, read: Callable[[str], str | None]) -> None:
@@ -65,7 +66,9 @@ class LineScreen(Screen):
         self._questions = Questions(line_of_terminal)
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return the user's input line for a rank; interrupts are the only other request on this screen."""
+        """Return the user's input line for a rank; interrupts are the only other request on this
+        screen.
+        """
         return self._questions.typed(self._state)
 
     def can_type(self) -> bool:

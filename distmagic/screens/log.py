@@ -15,7 +15,9 @@ _LOOK_EVERY_S = 1.0
 
 
 class LogScreen(LineScreen):
-    """Plain lines: output as it arrives, changes of the run, progress from time to time, and the table at the end."""
+    """Plain lines: output as it arrives, changes of the run, progress from time to time, and the
+    table at the end.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

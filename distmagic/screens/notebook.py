@@ -1,4 +1,6 @@
-"""One output of a notebook's cell: text and HTML that need no kernel, replaced by the live view in an open page."""
+"""One output of a notebook's cell: text and HTML that need no kernel, replaced by the live view in
+an open page.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from distmagic.screens.cell_runs import CellRuns
 from distmagic.screens.lines import Questions, write
 from distmagic.state.model import RunState
 
-# A saved notebook contains the output as text and HTML. Next to a live view it is updated rarely; if no page shows a
-# live view, it is the view.
+# A saved notebook contains the output as text and HTML. Next to a live view it is updated rarely;
+# if no page shows a live view, it is the view.
 _SAVED_EVERY_S = 120.0
 _PLAIN_EVERY_S = 0.5
 _BYTES_PER_S = 100_000
@@ -48,8 +50,8 @@ def _ask(question: str) -> str:
 class NotebookScreen(Screen):
     """One output of a cell. In a page the live view replaces it, during the run and after it.
 
-    Consecutive runs of one cell share it: see cell_runs.py. The saved output refers to no widget: a reloaded page shows
-    it at once, with or without a kernel.
+    Consecutive runs of one cell share it: see cell_runs.py. The saved output refers to no widget: a
+    reloaded page shows it at once, with or without a kernel.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class NotebookScreen(Screen):
         if is_first:
             self._opened_s = state.at_s
             self._open(state)
-        # Whether there is something new about pending nodes. Before a job exists, its clock stands still.
+        # Whether there is something new about pending nodes. Before a job exists, its clock stands
+        # still.
         elif state.at_s >= self._next_s or (
             not state.job and state.notices != self._shown_notices
         ):
@@ -98,7 +101,10 @@ class NotebookScreen(Screen):
             self._tell(state)
 
     def finish(self, state: RunState) -> None:
-        """Replace the output by one that needs no kernel. A page that shows the live view gets its last state, too."""
+        """Replace the output by one that needs no kernel.
+
+        A page that shows the live view gets its last state, too.
+        """
         self._cell.add(state)
         html, text = self._publish(state, is_over=True)
         if self._told is not None:
@@ -116,7 +122,9 @@ class NotebookScreen(Screen):
             _ended.popleft().close()
 
     def requests(self) -> tuple[UserRequest, ...]:
-        """Return the user's requests in the live view, and input for a rank if no view can take it."""
+        """Return the user's requests in the live view, and input for a rank if no view can
+        take it.
+        """
         board, state = self._board, self._state
         asked = () if board is None else board.requests()
         if self._in_background or state is None:
@@ -174,7 +182,8 @@ class NotebookScreen(Screen):
         """Write the output, and return its HTML and its text."""
         board = self._board
         if not is_over and self._has_page:
-            # The live view is visible. This is for a document that is opened later, without a kernel.
+            # The live view is visible. This is for a document that is opened later, without a
+            # kernel.
             state = replace(state, seen_unix_s=time.time())
         text, html = render.text(state), render.html(state)
         if is_first:
@@ -199,7 +208,8 @@ class NotebookScreen(Screen):
     def _until_view(self, html: str) -> str:
         """Return HTML that is hidden once there is a live view.
 
-        An output inside another widget (ipywidgets' `Output`) is never updated: in it the page hides the HTML.
+        An output inside another widget (ipywidgets' `Output`) is never updated: in it the page
+        hides the HTML.
         """
         return f'<div class="dm-before-{self._cell.view_id}">{html}</div>'
 

@@ -1,7 +1,8 @@
-"""Answers a page's requests while a cell runs, over the kernel's control channel, which a busy kernel also reads.
+"""Answers a page's requests while a cell runs, over the kernel's control channel, which a busy
+kernel also reads.
 
-An ordinary widget message waits until the cell has ended. The control channel has its own thread, which calls `answer`:
-it may only read immutable values, and add to a queue.
+An ordinary widget message waits until the cell has ended. The control channel has its own thread,
+which calls `answer`: it may only read immutable values, and add to a queue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def serve(view_id: str, view: Any) -> None:
 
 
 def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
-    """Answer one message. There is always a reply, because otherwise the page would wait forever."""
+    """Answer one message.
+
+    There is always a reply, because otherwise the page would wait forever.
+    """
     try:
         content = {"status": "ok", **answered(parent["content"])}
     except Exception as error:  # noqa: BLE001  # whatever it is, the page is told
@@ -47,8 +51,10 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
 
 
 def tell_busy(kernel: Any) -> None:
-    """Report the kernel as busy if the cell of a view still runs. Otherwise pages would show it as idle, which was the
-    last status: the kernel has answered a request of the page.
+    """Report the kernel as busy if the cell of a view still runs.
+
+    Otherwise pages would show it as idle, which was the last status: the kernel has answered a
+    request of the page.
     """
     content = {"execution_state": "busy"}
 

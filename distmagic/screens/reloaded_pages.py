@@ -1,9 +1,10 @@
 """Restores the live view at once in a page that is reloaded while a cell runs.
 
-Such a page asks the kernel for its info, its comms, and the state of all widgets. After some seconds it asks for the
-state of each widget. A busy kernel reads these requests, but answers after the cell. During a live view this module
-answers them, on the thread that reads them. That thread is private to ipykernel, since version 7. If it is not as
-expected, nothing is changed, and such a page shows its saved state until the cell has ended.
+Such a page asks the kernel for its info, its comms, and the state of all widgets. After some
+seconds it asks for the state of each widget. A busy kernel reads these requests, but answers after
+the cell. During a live view this module answers them, on the thread that reads them. That thread is
+private to ipykernel, since version 7. If it is not as expected, nothing is changed, and such a page
+shows its saved state until the cell has ended.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Pages:
             await self._answer(*request)
 
     def _request(self, frames: list[Any]) -> tuple[Any, Mapping[str, Any]] | None:
-        """Return sender and message of a request to answer; None for all others, whose content is not read."""
+        """Return sender and message of a request to answer; None for all others, whose content is
+        not read.
+        """
         session = self._kernel.session
         ident, parts = session.feed_identities(frames, copy=False)
         head = session.deserialize(parts, content=False, copy=False)

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class SteadyScreen(OuterScreen):
-    """Shows a run on another screen; after that screen's first failure the live view ends, with a message on stderr."""
+    """Shows a run on another screen; after that screen's first failure the live view ends, with a
+    message on stderr.
+    """
 
     _is_broken = False
 
@@ -52,7 +54,9 @@ class SteadyScreen(OuterScreen):
 
 
 def _write_if_possible(text: str) -> None:
-    """Write to stderr, or else to the process's own: a kernel's stderr breaks with the same socket as the screen."""
+    """Write to stderr, or else to the process's own: a kernel's stderr breaks with the same socket
+    as the screen.
+    """
     try:
         write(sys.stderr, text)
     except Exception:  # noqa: BLE001 - a kernel's stream raises errors of its messaging library

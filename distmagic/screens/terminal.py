@@ -30,7 +30,9 @@ class TerminalScreen(LineScreen):
         self._status: tuple[str, ...] = ()
 
     def show(self, state: RunState) -> None:
-        """Print new lines, and redraw the status, or the question of a rank that waits for input, if changed."""
+        """Print new lines, and redraw the status, or the question of a rank that waits for input,
+        if changed.
+        """
         asks_anew = self._state is None or state.paused != self._state.paused
         self._state = state
         status: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The widget of the live view in a page. The only module that uses anywidget.
 
-Its script consists of the plain ES modules in `page/`. A widget has only one script, so this module concatenates them,
-imported modules first.
+Its script consists of the plain ES modules in `page/`. A widget has only one script, so this module
+concatenates them, imported modules first.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def shows_itself() -> bool:
 def _kind() -> Any:
     """Return the class of the data of one run for a page.
 
-    `head`, `table`, `ranks` and `pictures` are HTML, `log` are new lines. `is_cleared`: the output was removed from
-    the notebook.
+    `head`, `table`, `ranks` and `pictures` are HTML, `log` are new lines. `is_cleared`: the output
+    was removed from the notebook.
     """
     import anywidget
     from traitlets import Bool, Dict, List, Unicode
@@ -82,7 +82,10 @@ def _kind() -> Any:
 
 
 def make_view(view_id: str) -> Any:
-    """Return a widget whose script runs in every page of this notebook. Raises `ImportError` without anywidget."""
+    """Return a widget whose script runs in every page of this notebook.
+
+    Raises `ImportError` without anywidget.
+    """
     return _kind()(
         _esm=script(),
         looks=looks(),

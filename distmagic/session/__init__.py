@@ -1,7 +1,8 @@
 """Keeps the connections of one kernel, and carries out the user's commands on hosts and jobs.
 
-A `Session` lives as long as its process. It starts runs and follows jobs (runner/ does the work), and asks hosts about
-jobs of any kernel. It takes no decisions about a run and does not wait for its events. Read in this order:
+A `Session` lives as long as its process. It starts runs and follows jobs (runner/ does the work),
+and asks hosts about jobs of any kernel. It takes no decisions about a run and does not wait for its
+events. Read in this order:
 
     session.py        connects to hosts, launches a job, attaches to one, ends warm processes
     ending.py         the end of a run: its outcome, its error, or the job that runs on detached

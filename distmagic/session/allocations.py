@@ -1,4 +1,6 @@
-"""A kernel's hosts from schedulers: requested once, shared by cells with the same request, and released."""
+"""A kernel's hosts from schedulers: requested once, shared by cells with the same request, and
+released.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ class Allocations:
         *,
         is_elastic: bool = False,
     ) -> Held:
-        """Return the hosts that a cell requests: existing ones with the same request, or a new request, which is
-        pending.
+        """Return the hosts that a cell requests: existing ones with the same request, or a new
+        request, which is pending.
 
         Raises `UsageError` if the scheduler refuses it, and `Unreachable`.
         """
@@ -69,7 +71,10 @@ class Allocations:
         return made
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return a transport to a node. Raises `AllocationEnded` if this kernel no longer has the node."""
+        """Return a transport to a node.
+
+        Raises `AllocationEnded` if this kernel no longer has the node.
+        """
         for one in self._all:
             if one.source == host.allocation:
                 return one.transport(host, access, asker)
@@ -77,7 +82,9 @@ class Allocations:
         raise AllocationEnded(host.allocation.ended, host.allocation.cure)
 
     def advise(self, hosts: Sequence[Host], error: RunError) -> None:
-        """Add advice to the error of a run on these hosts, as far as their allocation is involved."""
+        """Add advice to the error of a run on these hosts, as far as their allocation is
+        involved.
+        """
         sources = {host.allocation for host in hosts}
         for one in self._all:
             if one.source in sources:
@@ -90,7 +97,9 @@ class Allocations:
         return [finding for one in held for finding in one.findings(asker)]
 
     def end(self) -> None:
-        """Release all hosts, even if jobs run on them, and close the connections to log-in nodes."""
+        """Release all hosts, even if jobs run on them, and close the connections to log-in
+        nodes.
+        """
         for one in self._all:
             one.end()
         self._forget()

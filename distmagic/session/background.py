@@ -30,16 +30,17 @@ from distmagic.state.model import RunState
 
 Left = Run | Detached  # of a run: the job of a Detached runs on
 _ANSWER_S = 20.0  # time for ranks to send their stacks
-# Time for ranks to end when the process ends. Jupyter kills a kernel after five seconds; the hosts then end the rest
-# when the lease expires.
+# Time for ranks to end when the process ends. Jupyter kills a kernel after five seconds; the hosts
+# then end the rest when the lease expires.
 _LAST_WAIT_S = 4.0
 
 
 class BackgroundScreen(Screen):
-    """Shows a background run on any number of screens, keeps its last state, and forwards requests of other cells.
+    """Shows a background run on any number of screens, keeps its last state, and forwards requests
+    of other cells.
 
-    The run's own thread calls `show` and `requests`; any thread may call the rest. Only `close` shows the end, because
-    only then its error is known.
+    The run's own thread calls `show` and `requests`; any thread may call the rest. Only `close`
+    shows the end, because only then its error is known.
     """
 
     def __init__(self, state: RunState, screen: Screen) -> None:
@@ -89,7 +90,9 @@ class BackgroundScreen(Screen):
         return any(screen.can_type() for screen in tuple(self._screens))
 
     def close(self, error: BaseException | None) -> None:
-        """Show the last state for good, with the text of `error`: the user may never look at the run itself."""
+        """Show the last state for good, with the text of `error`: the user may never look at the
+        run itself.
+        """
         state = self.state
         if error is not None:
             message, hint = repr(error), ""
@@ -115,9 +118,10 @@ class BackgroundScreen(Screen):
 class BackgroundRun(Returned):
     """A run in the background, while the notebook does other things.
 
-    `state` is its current state, `done` whether it has ended. `wait()` returns its `Run`, or raises its error; so do
-    `results` and `run[rank]` after its end. `stop()` ends it, `stacks()` returns the stacks of every rank. `logs`,
-    `metrics`, `files` and `fetch` are those of a `Run`, and work during the run.
+    `state` is its current state, `done` whether it has ended. `wait()` returns its `Run`, or raises
+    its error; so do `results` and `run[rank]` after its end. `stop()` ends it, `stacks()` returns
+    the stacks of every rank. `logs`, `metrics`, `files` and `fetch` are those of a `Run`, and work
+    during the run.
     """
 
     def __init__(
@@ -147,7 +151,8 @@ class BackgroundRun(Returned):
             self._error = error
             self._left = getattr(error, "run", None)
             if isinstance(error, DistmagicError):
-                # A traceback is useless here, and its frames would keep everything about the run alive.
+                # A traceback is useless here, and its frames would keep everything about the run
+                # alive.
                 error.__traceback__ = error.__context__ = None
         try:
             self.screen.close(self._error)
@@ -167,8 +172,8 @@ class BackgroundRun(Returned):
     def wait(self, timeout_s: float | None = None) -> Left:
         """Wait for the end, and return the `Run`, or the `Detached` of a job that runs on.
 
-        Raises the errors of a cell with this run, and `TimeoutError` after `timeout_s`. An interrupt only ends the
-        wait.
+        Raises the errors of a cell with this run, and `TimeoutError` after `timeout_s`. An
+        interrupt only ends the wait.
         """
         if not self._is_over.wait(timeout_s):
             raise TimeoutError(f"job {self.job} still runs after {timeout_s:g} s")
@@ -194,7 +199,10 @@ class BackgroundRun(Returned):
         self._give_up()
 
     def stop(self) -> None:
-        """Stop every rank on every host, and wait until all have ended. An interrupt ends only the wait."""
+        """Stop every rank on every host, and wait until all have ended.
+
+        An interrupt ends only the wait.
+        """
         if not self.done:
             self.ask_to_stop()
             self.stop_waiting()
@@ -205,7 +213,10 @@ class BackgroundRun(Returned):
         return self._is_over.wait(timeout_s)
 
     def stacks(self) -> RunStacks:
-        """Ask every rank for its stack, and return the answers; the run continues. Raises `UsageError` if none runs."""
+        """Ask every rank for its stack, and return the answers; the run continues.
+
+        Raises `UsageError` if none runs.
+        """
         self._check_running()
         screen = self.screen
         with screen.has_changed:
@@ -241,7 +252,10 @@ class BackgroundRun(Returned):
 
     @property
     def results(self) -> Results:
-        """The return values of the ranks. Raises `UsageError` during the run, and the run's error if it failed."""
+        """The return values of the ranks.
+
+        Raises `UsageError` during the run, and the run's error if it failed.
+        """
         left = self._ended()
         return left.results  # a `Detached` raises an explanation
 
@@ -266,11 +280,12 @@ class BackgroundRun(Returned):
         return self._so_far().fetch(pattern, to, rank, ranks=ranks)
 
     def profile(self, steps: int = 3) -> Profile:
-        """Profile the next steps of all ranks, while training continues; return where their time goes, and which rank
-        they wait for.
+        """Profile the next steps of all ranks, while training continues; return where their time
+        goes, and which rank they wait for.
 
-        One trace of all ranks is written to the current directory. A step is a call of an optimizer's `step`. Raises
-        `UsageError`, and `NoResult` if no rank makes that many steps in two minutes.
+        One trace of all ranks is written to the current directory. A step is a call of an
+        optimizer's `step`. Raises `UsageError`, and `NoResult` if no rank makes that many steps in
+        two minutes.
         """
         from distmagic.connection.requests import profile_requests
 
@@ -312,7 +327,10 @@ class BackgroundRun(Returned):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStacks:
-    """Where the ranks of a job are: `explanation` has them in groups. A cell shows it as text and as HTML."""
+    """Where the ranks of a job are: `explanation` has them in groups.
+
+    A cell shows it as text and as HTML.
+    """
 
     explanation: Explanation
     job: str
@@ -345,7 +363,8 @@ class BackgroundRuns:
         return tuple(run for run in runs if run is not None and not run.done)
 
     def find(self, job: str) -> BackgroundRun | None:
-        """Return the background run of a job; None if the job has ended, or is not in the background.
+        """Return the background run of a job; None if the job has ended, or is not in the
+        background.
 
         `job` may be a unique prefix of its name.
         """
@@ -357,7 +376,8 @@ class BackgroundRuns:
         self._runs[run.job] = run
 
     def close(self) -> None:
-        """End the background runs that do not outlive this process, as an interrupt ends the run of a cell.
+        """End the background runs that do not outlive this process, as an interrupt ends the run of
+        a cell.
 
         It takes at most a few seconds.
         """

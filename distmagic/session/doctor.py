@@ -78,11 +78,14 @@ def examine(
     port: int = 0,
     reported: Sequence[Finding] = (),
 ) -> Report:
-    """Return the faults of the hosts, and of the network between them. An unreachable host is a finding, too.
+    """Return the faults of the hosts, and of the network between them.
 
-    Each host is asked once, and then connects to each other one. `packages` are the notebook's packages, by
-    distribution name. `port` is the rendezvous port if the user has named one, else torch's default is tested.
-    `reported` are findings of the hosts' scheduler. Raises `Cancelled` for an interrupt.
+    An unreachable host is a finding, too.
+
+    Each host is asked once, and then connects to each other one. `packages` are the notebook's
+    packages, by distribution name. `port` is the rendezvous port if the user has named one, else
+    torch's default is tested. `reported` are findings of the hosts' scheduler. Raises `Cancelled`
+    for an interrupt.
     """
     began = time.monotonic()
     found = first_links.each()
@@ -111,7 +114,9 @@ def examine(
 
 
 def imported(names: dict[str, Any]) -> tuple[str, ...]:
-    """Return the packages of all modules that cells have imported; most have the same name as their module."""
+    """Return the packages of all modules that cells have imported; most have the same name as their
+    module.
+    """
     modules = set()
     for value in names.values():
         module = value.__name__ if isinstance(value, types.ModuleType) else None
@@ -123,7 +128,9 @@ def imported(names: dict[str, Any]) -> tuple[str, ...]:
 
 
 def port_in(reason: str) -> int:
-    """Return the port in the reason why a node can't connect to the rendezvous, 0 if it has none."""
+    """Return the port in the reason why a node can't connect to the rendezvous, 0 if it has
+    none.
+    """
     found = re.search(r" port (\d{1,5})\b", reason)
     return int(found[1]) if found else 0
 
@@ -165,7 +172,9 @@ def _visit(
 
 
 def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Subject:
-    """Return a host with the results of its connections to all others; a host that is gone has none."""
+    """Return a host with the results of its connections to all others; a host that is gone has
+    none.
+    """
     doors, asked = [], []
     own = visits.index(one)
     # It starts with the next host, so that all hosts do not connect to the same one at once.
@@ -190,7 +199,9 @@ def _dialled(visits: Sequence[_Visit], kinds: Sequence[int], one: _Visit) -> Sub
 
 
 def _shut(one: _Visit) -> None:
-    """Close the listening ports of a host whose link stays open; those of any other host close with its link."""
+    """Close the listening ports of a host whose link stays open; those of any other host close with
+    its link.
+    """
     if one.link.kept is not None:
         try:
             host_requests.knock(one.link, ())

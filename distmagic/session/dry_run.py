@@ -31,7 +31,10 @@ def start_commands(
     program: str = "<the cell>",
     payload: Payload | None = None,
 ) -> str:
-    """Return the commands that a run would start on every host. Starts nothing. Only a script has a `payload`."""
+    """Return the commands that a run would start on every host.
+
+    Starts nothing. Only a script has a `payload`.
+    """
     fleet = first_links.fleet
     enough = enough_hosts(spec, len(fleet.hosts))
     work = work_dir(spec, payload)

@@ -75,11 +75,14 @@ class RunEnding:
         try:
             return left(state, small_results, open_link, error)
         finally:
-            # the error's traceback refers to this frame: a reference cycle would keep both, and the run, alive
+            # the error's traceback refers to this frame: a reference cycle would keep both, and the
+            # run, alive
             del error
 
     def _diagnosed(self, state: RunState, fleet: Fleet) -> str:
-        """Return the doctor's findings on the hosts of a failed run; "" if there are none, or if the doctor fails."""
+        """Return the doctor's findings on the hosts of a failed run; "" if there are none, or if
+        the doctor fails.
+        """
         seconds = min(fleet.access.connect_timeout_s, doctor.CONNECT_S)
         access = replace(fleet.access, connect_timeout_s=seconds)
         port = 0
@@ -98,7 +101,9 @@ class RunEnding:
         return in_words(causes)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:
-        """Stop following a detached job, which runs on; return the object that attaches to it or stops it."""
+        """Stop following a detached job, which runs on; return the object that attaches to it or
+        stops it.
+        """
         state = followed.state
         hosts = []
         for index in dict.fromkeys(followed.host_indices):
@@ -117,7 +122,10 @@ class RunEnding:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHandle:
-    """A detached job, which runs on. It is found on the hosts of `fleet`; it may have moved to the spare hosts."""
+    """A detached job, which runs on.
+
+    It is found on the hosts of `fleet`; it may have moved to the spare hosts.
+    """
 
     ending: RunEnding
     job: str

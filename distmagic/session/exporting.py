@@ -1,4 +1,6 @@
-"""`--export SYSTEM DIR`: turns a cell, or a script, into a folder that starts the same job on a cluster."""
+"""`--export SYSTEM DIR`: turns a cell, or a script, into a folder that starts the same job on a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def of_script(text: str, request: Request) -> ExportedProgram:
 
 
 def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
-    """Return a program that runs a pickled call; `why` is the reason why the cell's text can't be used as a program."""
+    """Return a program that runs a pickled call; `why` is the reason why the cell's text can't be
+    used as a program.
+    """
     files, inside = _of_cell(payload.modules, request)
     own = {_RUNNER: Path(run_call.__file__), _ZIP: bundle.build().path}
     files += [File(path=name, data=content_of(path)) for name, path in own.items()]
@@ -62,7 +66,9 @@ def of_payload(payload: Payload, why: str, request: Request) -> ExportedProgram:
 def _of_cell(
     modules: Iterable[LocalModule], request: Request
 ) -> tuple[list[File], str]:
-    """Return the files of a cell (its local modules and the folder of `--sync`), and the working directory of ranks."""
+    """Return the files of a cell (its local modules and the folder of `--sync`), and the working
+    directory of ranks.
+    """
     named = work_files.named_folder(request.spec.sync, None)
     contents, _, inside = work_files.gather(named, modules, Path.cwd())
     check_size(contents, request.payload_limit_bytes, "What the cell brings")
@@ -113,7 +119,9 @@ def _as_started(
     is_bundle: bool = False,
     **more: str,
 ) -> ExportedProgram:
-    """Return a program with its start command, and the zip of distmagic for hosts if a file imports it."""
+    """Return a program with its start command, and the zip of distmagic for hosts if a file imports
+    it.
+    """
     tops: set[str] = set()
     for file in files:
         if file.path.endswith(".py") and b"distmagic" in file.data:
@@ -141,7 +149,8 @@ def _as_started(
 
 
 def _files(contents: Contents) -> list[File]:
-    """Return all files, except folders that an earlier export wrote; a link to a file becomes a file.
+    """Return all files, except folders that an earlier export wrote; a link to a file becomes a
+    file.
 
     Raises `PayloadError` for an unreadable file.
     """

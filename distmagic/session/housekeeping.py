@@ -1,4 +1,7 @@
-"""Requests to hosts outside of a run: their jobs, logs and stacks, and their disk use. No job is followed."""
+"""Requests to hosts outside of a run: their jobs, logs and stacks, and their disk use.
+
+No job is followed.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ from distmagic.state.hangs import Explanation
 
 T = TypeVar("T")
 _LOOK_S = 0.2
-# Size limit of a rank's logs from all hosts together, and the minimum for each stream of a host: Jupyter's server
-# passes on at most 3 MB at once.
+# Size limit of a rank's logs from all hosts together, and the minimum for each stream of a host:
+# Jupyter's server passes on at most 3 MB at once.
 _SHOWN_LOG_BYTES = 2 << 20
 _LEAST_LOG_BYTES = 64 << 10
 
@@ -49,8 +52,8 @@ _LEAST_LOG_BYTES = 64 << 10
 class Stopped:
     """The result of stopping a job. On the hosts in `ended`, nothing of it is left.
 
-    `unknown` has, for the other hosts on which it ran, the reason why its end is unknown. `was_interrupted`: the user
-    interrupted the wait.
+    `unknown` has, for the other hosts on which it ran, the reason why its end is unknown.
+    `was_interrupted`: the user interrupted the wait.
     """
 
     ended: tuple[str, ...]
@@ -65,7 +68,9 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
-    """The environments that are ready, by host name; `error` names the other hosts with the reasons."""
+    """The environments that are ready, by host name; `error` names the other hosts with the
+    reasons.
+    """
 
     ready: Mapping[str, EnvironmentReady]
     error: BaseException | None = None
@@ -74,7 +79,8 @@ class Synced:
 def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int, T]:
     """Send the same request to each host that is up, and return the answers by host index.
 
-    `first_links.absent` has the hosts that are down. Raises the errors of connecting if no host is up.
+    `first_links.absent` has the hosts that are down. Raises the errors of connecting if no host is
+    up.
     """
     with first_links.opened(enough=1) as links:
         answers = in_parallel(request, list(links.values()))
@@ -82,7 +88,9 @@ def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int,
 
 
 class Housekeeping:
-    """Manages jobs that were started before, also by other kernels; `kernel` is the name of this kernel."""
+    """Manages jobs that were started before, also by other kernels; `kernel` is the name of this
+    kernel.
+    """
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
@@ -101,10 +109,11 @@ class Housekeeping:
     def add(
         self, first_links: FirstLinks, job: Job, tell: Callable[[str, int], object]
     ) -> None:
-        """Add hosts to a running elastic job; `tell` is called with each added host and its node rank.
+        """Add hosts to a running elastic job; `tell` is called with each added host and its node
+        rank.
 
-        `first_links` are the host of its first node, followed by the new hosts. Raises `UsageError` if the job accepts
-        no host, or not one of these, and `Cancelled` for an interrupt.
+        `first_links` are the host of its first node, followed by the new hosts. Raises `UsageError`
+        if the job accepts no host, or not one of these, and `Cancelled` for an interrupt.
         """
         lead, *others = first_links.wait()
         joiner = NodeJoiner(job.name, partial(first_links.opener.link, 0))
@@ -134,8 +143,9 @@ class Housekeeping:
     def stop(self, first_links: FirstLinks, job: Job) -> Stopped:
         """Stop a job on its hosts, as far as they are known; return when its processes have ended.
 
-        `first_links` are these hosts, in the order of `job.known`. An interrupt, an unreachable host, or a host that
-        does not confirm the end in time raise no error: see `Stopped`. Raises the errors of `wait` if no host is up.
+        `first_links` are these hosts, in the order of `job.known`. An interrupt, an unreachable
+        host, or a host that does not confirm the end in time raise no error: see `Stopped`. Raises
+        the errors of `wait` if no host is up.
         """
         there = first_links.wait(enough=1)
         unknown: dict[str, DistmagicError] = {}
@@ -177,10 +187,12 @@ class Housekeeping:
     def logs(
         self, first_links: FirstLinks, job: Job, rank: int, *, by_time: bool = False
     ) -> str | None:
-        """Return the end of a rank's output, from all hosts on which it ran; None if it ran on none of these.
+        """Return the end of a rank's output, from all hosts on which it ran; None if it ran on none
+        of these.
 
-        stdout comes before stderr, or with `by_time` lines are in the order in which the host read them. The text is
-        limited to what a page shows at once, and names what is left out. `first_links` as for `stop`.
+        stdout comes before stderr, or with `by_time` lines are in the order in which the host read
+        them. The text is limited to what a page shows at once, and names what is left out.
+        `first_links` as for `stop`.
         """
 
         def has_run(link: Link, node_rank: int) -> bool:
@@ -210,7 +222,10 @@ class Housekeeping:
             return "".join(in_parallel(of_node, nodes))
 
     def stacks(self, first_links: FirstLinks, job: Job) -> Explanation:
-        """Ask all ranks of a running job for their stacks, without changing anything. `first_links` as for `attach`."""
+        """Ask all ranks of a running job for their stacks, without changing anything.
+
+        `first_links` as for `attach`.
+        """
         there = first_links.wait(enough=1)
         links = dict(zip(first_links.present, there, strict=True))
         try:
@@ -220,17 +235,21 @@ class Housekeeping:
             in_parallel(Link.close, there)
 
     def profile(self, first_links: FirstLinks, job: Job, steps: int) -> Profile:
-        """Profile steps of all ranks of a running job, as `profile_requests.profile`. `first_links` as for `attach`."""
+        """Profile steps of all ranks of a running job, as `profile_requests.profile`.
+
+        `first_links` as for `attach`.
+        """
         with first_links.opened(enough=1) as links:
             return profile_requests.profile(links, job.hosts, job.name, steps)
 
     def remove(
         self, first_links: FirstLinks, jobs: Sequence[Job], owner: str = ""
     ) -> int:
-        """Remove logs and results of finished jobs from those hosts that are up; return the removed bytes.
+        """Remove logs and results of finished jobs from those hosts that are up; return the removed
+        bytes.
 
-        With an `owner`, each host removes only jobs that its own records assign to this owner, whatever another host
-        reported.
+        With an `owner`, each host removes only jobs that its own records assign to this owner,
+        whatever another host reported.
         """
         names = sorted({job.name for job in jobs})
 
@@ -242,7 +261,8 @@ class Housekeeping:
     def cached(
         self, first_links: FirstLinks, *, removes: bool = False, owner: str = ""
     ) -> int:
-        """Return the bytes of sent and generated files on the hosts that are up; with `removes`, delete them.
+        """Return the bytes of sent and generated files on the hosts that are up; with `removes`,
+        delete them.
 
         With an `owner`, files of other owners are left out.
         """
@@ -258,7 +278,9 @@ class Housekeeping:
     def remove_work_dirs(
         self, first_links: FirstLinks, names: Mapping[str, Sequence[str]]
     ) -> int:
-        """Remove working directories (`names` by host) from the hosts that are up; return the removed bytes."""
+        """Remove working directories (`names` by host) from the hosts that are up; return the
+        removed bytes.
+        """
 
         def from_host(link: Link) -> int:
             return sum(
@@ -269,7 +291,9 @@ class Housekeeping:
         return sum(on_every(first_links, from_host).values())
 
     def folder(self, first_links: FirstLinks, path: str) -> RemoteFolder:
-        """Return a folder on the only host in `first_links`; a path is relative to the home directory."""
+        """Return a folder on the only host in `first_links`; a path is relative to the home
+        directory.
+        """
         with first_links.opened():
             # Connects now, so that errors come early and all files share one connection.
             pass
@@ -289,8 +313,9 @@ class Housekeeping:
     ) -> Synced:
         """Make a virtual environment with these packages on each host, unless it exists.
 
-        `show` is called repeatedly on this thread with the latest progress of each host. Raises the errors of
-        connecting, and `Cancelled` for an interrupt: the hosts then end what they have started.
+        `show` is called repeatedly on this thread with the latest progress of each host. Raises the
+        errors of connecting, and `Cancelled` for an interrupt: the hosts then end what they have
+        started.
         """
         request = SyncEnvironment(
             name=packages.name,

@@ -1,4 +1,5 @@
-"""Runs the same cell or script on every node of a job: node 0 runs it on all nodes, and the others serve node 0.
+"""Runs the same cell or script on every node of a job: node 0 runs it on all nodes, and the others
+serve node 0.
 
 inside/ has the messages and the authentication between nodes.
 """
@@ -56,7 +57,9 @@ def digest_of(*texts: str) -> str:
 
 
 class Inside:
-    """The job whose nodes all run the code of this process, if there is one. All cells share this process's part in it.
+    """The job whose nodes all run the code of this process, if there is one.
+
+    All cells share this process's part in it.
 
     `kernel` and `own_link` are described at `Part`. `current` is that part, None outside a job.
     """
@@ -85,8 +88,8 @@ class Inside:
 class Part:
     """The part of this process in a job whose nodes all run the same code.
 
-    `kernel` is the name under which hosts keep warm processes for node 0. `own_link` opens a link to this machine, for
-    the results of its own ranks.
+    `kernel` is the name under which hosts keep warm processes for node 0. `own_link` opens a link
+    to this machine, for the results of its own ranks.
     """
 
     def __init__(
@@ -121,9 +124,10 @@ class Part:
     ) -> Outcome:
         """Run a cell or script in this node's role, and return its outcome.
 
-        Node 0 calls `launch` with the hosts of the job. The others call `before`, serve node 0, and return the outcome
-        that node 0 sends, with the results of their own ranks. Raises the errors of `launch` on all nodes,
-        `Unreachable`, and `UsageError`, for example if the nodes can't authenticate.
+        Node 0 calls `launch` with the hosts of the job. The others call `before`, serve node 0, and
+        return the outcome that node 0 sends, with the results of their own ranks. Raises the errors
+        of `launch` on all nodes, `Unreachable`, and `UsageError`, for example if the nodes can't
+        authenticate.
         """
         place, task = self.place, self.place.task
         if task is not None:

@@ -1,4 +1,6 @@
-"""Hints from this machine for a rank that failed for lack of a file, a module or a name that exists on this machine."""
+"""Hints from this machine for a rank that failed for lack of a file, a module or a name that exists
+on this machine.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def error_of(state: RunState, *, was_interrupted: bool) -> RunError | None:
 
 
 def local_hint(state: RunState, folder: Path) -> str:
-    """Return a hint for the first failure of a run, "" for none. `folder` is this process's working directory."""
+    """Return a hint for the first failure of a run, "" for none.
+
+    `folder` is this process's working directory.
+    """
     rank = state.first_failure
     worker = state.workers.get(rank) if rank is not None else None
     failure = worker.ended.failure if worker and worker.ended else None
@@ -141,7 +146,9 @@ def _of_name(failure: Failure) -> str:
 
 
 def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str:
-    """Return a hint for a module of an installed package, "" for one of Python's standard library."""
+    """Return a hint for a module of an installed package, "" for one of Python's standard
+    library.
+    """
     top = name.partition(".")[0]
     if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
         return ""

@@ -1,7 +1,8 @@
-"""The packages for an environment on hosts: those of this kernel, of a requirements file, or of a lock file.
+"""The packages for an environment on hosts: those of this kernel, of a requirements file, or of a
+lock file.
 
-Lines have pip's syntax. Packages that exist only on this machine are left out and named, because no host could find
-them.
+Lines have pip's syntax. Packages that exist only on this machine are left out and named, because no
+host could find them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _EXPORT_S = 120.0
 class Packages:
     """The packages of an environment, and its name. `notes` are messages for the user.
 
-    `requirements` are lines for pip. Instead, `lock` may have the text of a lock file that only uv can read, by file
-    name.
+    `requirements` are lines for pip. Instead, `lock` may have the text of a lock file that only uv
+    can read, by file name.
     """
 
     name: str
@@ -93,7 +94,10 @@ def _line_of(found: importlib.metadata.Distribution, name: str) -> str:
 
 
 def of_requirements(path: Path, name: str | None = None) -> Packages:
-    """Return the packages of a pip requirements file and of the files that it includes. Raises `UsageError`."""
+    """Return the packages of a pip requirements file and of the files that it includes.
+
+    Raises `UsageError`.
+    """
     lines, left_out = [], []
     for line in _read(path, _FILES_BELOW):
         # Whether a line of a requirements file refers to something on this machine.
@@ -111,7 +115,9 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
 
 
 def of_lock(path: Path, name: str | None = None) -> Packages:
-    """Return the packages of a uv.lock, a pylock.toml or a locked requirements file. Raises `UsageError`.
+    """Return the packages of a uv.lock, a pylock.toml or a locked requirements file.
+
+    Raises `UsageError`.
 
     uv exports a uv.lock: on this machine if uv is installed on it, else on the hosts.
     """
@@ -166,7 +172,9 @@ def _text_of(path: Path) -> str:
 
 
 def _read(path: Path, files_left: int) -> Iterator[str]:
-    """Yield the complete lines of a requirements file, without comments, and those of the files that it includes."""
+    """Yield the complete lines of a requirements file, without comments, and those of the files
+    that it includes.
+    """
     if not files_left:
         raise UsageError(f"{path}: requirements files name each other without end.")
     text = re.sub(r"\\\n\s*", " ", _text_of(path))

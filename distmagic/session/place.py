@@ -1,4 +1,5 @@
-"""The place where a cell or a script runs: named hosts, or a scheduler's nodes, for which it may have to wait.
+"""The place where a cell or a script runs: named hosts, or a scheduler's nodes, for which it may
+have to wait.
 
 A background run starts in this module, because it waits for its place on its own thread.
 """
@@ -46,7 +47,8 @@ from distmagic.systems.protocol import Held
 class Place:
     """The hosts of one run. Connecting to known hosts starts at once; `reach` waits for the others.
 
-    Either `hosts` or `allocation` is set. `first_links` are the links to hosts that are known so far.
+    Either `hosts` or `allocation` is set. `first_links` are the links to hosts that are known so
+    far.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Place:
         *,
         in_background: bool = False,
     ) -> Left | BackgroundRun:
-        """Run the payload from `pack`, and show the run; `variable` as for `Session.launch`. Raises the errors of these
-        and of `launch`.
+        """Run the payload from `pack`, and show the run; `variable` as for `Session.launch`.
+
+        Raises the errors of these and of `launch`.
 
         An error before the launch releases the hosts.
         """
@@ -104,8 +107,8 @@ class Place:
     ) -> Left:  # fmt: skip
         """Run a job at this place to its end, as `Session.launch`, and fetch its files.
 
-        An interrupt while files are fetched raises `Cancelled` with the run, or the error of a failed run. A run that
-        does not start leaves nothing.
+        An interrupt while files are fetched raises `Cancelled` with the run, or the error of a
+        failed run. A run that does not start leaves nothing.
         """
         with self.given_up_after_error():
             first_links = self.reach(screen, payload)
@@ -130,8 +133,9 @@ class Place:
     def begin(
         self, payload: Payload, screen: Screen, variable: str = "run", companion: Companion | None = None,
     ) -> BackgroundRun:  # fmt: skip
-        """Start a background run and return it at once. `screen` shows the first state now: that makes the output of
-        this cell.
+        """Start a background run and return it at once.
+
+        `screen` shows the first state now: that makes the output of this cell.
 
         `variable` and `companion` as for `Session.launch`.
         """
@@ -163,10 +167,11 @@ class Place:
     def reach(
         self, screen: Screen | None = None, payload: Payload | None = None
     ) -> FirstLinks:
-        """Return the links that are being opened; `screen` shows meanwhile what a pending allocation waits for.
+        """Return the links that are being opened; `screen` shows meanwhile what a pending
+        allocation waits for.
 
-        That may take hours, in which the files of `payload` are protected from cleanup. Raises `UsageError` first if
-        its folder can't be sent.
+        That may take hours, in which the files of `payload` are protected from cleanup. Raises
+        `UsageError` first if its folder can't be sent.
         """
         if self.first_links is not None:
             return self.first_links
@@ -198,7 +203,8 @@ class Place:
             raise
 
     def cancel(self) -> None:
-        """Release the place. An allocation that has started is kept for the next cell; a pending one is cancelled.
+        """Release the place. An allocation that has started is kept for the next cell; a pending
+        one is cancelled.
 
         It remains pending if another run waits for it too.
         """
@@ -210,7 +216,9 @@ class Place:
                 self._allocation.end()
 
     def interrupt(self) -> None:
-        """Make `reach`, which waits on another thread, raise KeyboardInterrupt or the error of its allocation."""
+        """Make `reach`, which waits on another thread, raise KeyboardInterrupt or the error of its
+        allocation.
+        """
         if self.first_links is None:
             self.cancel()
             self._asker.interrupt()
@@ -219,7 +227,10 @@ class Place:
 def with_files(
     payload: Payload, spec: JobSpec, fleet: Fleet, asker: NotebookAsker
 ) -> Payload:
-    """Return the payload with all files that hosts need. Asks the user above the size limit. Raises `PayloadError`."""
+    """Return the payload with all files that hosts need.
+
+    Asks the user above the size limit. Raises `PayloadError`.
+    """
     if all(host.is_local for host in fleet.hosts):
         return payload  # they are on this machine already
     try:
@@ -231,7 +242,9 @@ def with_files(
 
 
 def fetch(run: Run, patterns: Sequence[str]) -> None:
-    """Copy files of rank 0 to the current directory. A file that can't be fetched does not fail the run.
+    """Copy files of rank 0 to the current directory.
+
+    A file that can't be fetched does not fail the run.
 
     An interrupt ends the copying alone, and raises `Cancelled` with the run.
     """
@@ -264,7 +277,10 @@ def place_of(
     asker: NotebookAsker,
     spec: JobSpec,
 ) -> Place:
-    """Return the place of a run: hosts, or a request to a scheduler. Raises the errors of `Allocations.get`."""
+    """Return the place of a run: hosts, or a request to a scheduler.
+
+    Raises the errors of `Allocations.get`.
+    """
     if not isinstance(hosts, HostsRequest):
         return Place(session, access, asker, spec, hosts=hosts)
     allocation = session.allocations.get(
@@ -274,7 +290,9 @@ def place_of(
 
 
 def _cancelled(interrupt: KeyboardInterrupt) -> Cancelled:
-    """Return the error of an interrupt before the launch, with the user's own lines that IPython shows."""
+    """Return the error of an interrupt before the launch, with the user's own lines that IPython
+    shows.
+    """
     if isinstance(interrupt, Cancelled):
         return interrupt
     cancelled = Cancelled("Interrupted before anything was started on a host.")

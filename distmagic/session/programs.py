@@ -1,4 +1,6 @@
-"""Runs a script, or a module, on hosts: the code that `%distributed run` and `distmagic run` share."""
+"""Runs a script, or a module, on hosts: the code that `%distributed run` and `distmagic run`
+share.
+"""
 
 from __future__ import annotations
 
@@ -128,9 +130,11 @@ def run_program(  # noqa: PLR0913, PLR0917  # all that a run is made of
     session: Session, request: Request, program: Program, hosts: Hosts, access: Access,
     asker: NotebookAsker, make_screen: Callable[[], Screen], variable: str,
 ) -> Left | BackgroundRun:  # fmt: skip
-    """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler for.
+    """Run a program on every rank of `hosts`, or of the nodes that the request asks a scheduler
+    for.
 
-    `variable` as for `Session.launch`. Raises the errors of `Allocations.get` and `Session.launch`, and `UsageError`.
+    `variable` as for `Session.launch`. Raises the errors of `Allocations.get` and `Session.launch`,
+    and `UsageError`.
     """
     if request.background:
         asker.can_ask = False  # the user may be away during the run

@@ -1,4 +1,6 @@
-"""A kernel's session: runs jobs on hosts, follows jobs that were started before, and keeps processes on hosts warm."""
+"""A kernel's session: runs jobs on hosts, follows jobs that were started before, and keeps
+processes on hosts warm.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _BEGUN = 50  # number of jobs whose hosts are remembered
 
 
 class Session:
-    """The state of a kernel between runs: open connections, and warm processes on hosts, which belong to `kernel`."""
+    """The state of a kernel between runs: open connections, and warm processes on hosts, which
+    belong to `kernel`.
+    """
 
     def __init__(self, connections: Connections | None = None) -> None:
         self._connections = connections or Connections(self._connect)
@@ -58,7 +62,9 @@ class Session:
         self._begun: dict[str, Fleet] = {}  # jobs by name, in order of their start
 
     def _connect(self, host: Host, access: Access, asker: Asker) -> Transport:
-        """Return a transport to a host: over its own connection to this node, through its allocation, or directly."""
+        """Return a transport to a host: over its own connection to this node, through its
+        allocation, or directly.
+        """
         if host.allocation is None:
             return connect(host, access, asker)
         part = self.inside.current
@@ -85,10 +91,12 @@ class Session:
         self, hosts: Hosts, access: Access, asker: NotebookAsker, spec: JobSpec | None = None,
         spare: Hosts = (),
     ) -> FirstLinks:  # fmt: skip
-        """Start to connect to hosts, in the background; no host means this machine. `spec` describes the coming run.
+        """Start to connect to hosts, in the background; no host means this machine.
 
-        `spare` hosts are only named for now: they may join a job that is followed. Raises `PayloadError` if this
-        machine can't store the files to send.
+        `spec` describes the coming run.
+
+        `spare` hosts are only named for now: they may join a job that is followed. Raises
+        `PayloadError` if this machine can't store the files to send.
         """
         hosts = hosts or (LOCALHOST,)
         opener = LinkOpener(
@@ -102,11 +110,12 @@ class Session:
         self, first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen,
         job: str = "", variable: str = "run", companion: Companion | None = None,
     ) -> Left:  # fmt: skip
-        """Run a job to its end and return its `Run`; for a job to be detached, return once it has started.
+        """Run a job to its end and return its `Run`; for a job to be detached, return once it has
+        started.
 
-        `variable` is the name of the run's variable in messages. A `companion` takes part in its loop. Raises a
-        `PayloadError` or a `HostError` before anything is started, or a `RunError` that carries the `Run`; for an
-        interrupt at any time, `Cancelled`.
+        `variable` is the name of the run's variable in messages. A `companion` takes part in its
+        loop. Raises a `PayloadError` or a `HostError` before anything is started, or a `RunError`
+        that carries the `Run`; for an interrupt at any time, `Cancelled`.
         """
         work = work_dir(spec, payload)
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
@@ -143,8 +152,9 @@ class Session:
 
         An interrupt ends the job; for a detached job it only ends the following.
 
-        `first_links` lead to the job's own hosts in the order of its nodes. Those that are down are retried, as after a
-        broken connection. `variable` and `companion` as for `launch`, and so are the errors of the run.
+        `first_links` lead to the job's own hosts in the order of its nodes. Those that are down are
+        retried, as after a broken connection. `variable` and `companion` as for `launch`, and so
+        are the errors of the run.
         """
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
@@ -153,7 +163,9 @@ class Session:
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:
-        """Mark a job as followed by this kernel, so that another run of it, in another thread, does not interfere."""
+        """Mark a job as followed by this kernel, so that another run of it, in another thread, does
+        not interfere.
+        """
         self._followed.add(job)
         try:
             yield
@@ -161,12 +173,17 @@ class Session:
             self._followed.discard(job)
 
     def close_before_connections(self, _: object) -> None:
-        """Call `close` when Python ends. Registered last, it runs before paramiko closes all connections."""
+        """Call `close` when Python ends.
+
+        Registered last, it runs before paramiko closes all connections.
+        """
         atexit.unregister(self.close)
         atexit.register(self.close)
 
     def down(self) -> tuple[str, ...]:
-        """End this kernel's warm processes on hosts, and close all connections; return the unreachable hosts."""
+        """End this kernel's warm processes on hosts, and close all connections; return the
+        unreachable hosts.
+        """
         names = self._warm_hosts.end(self.allocations.hosts)
         self._connections.close()
         self.allocations.end()

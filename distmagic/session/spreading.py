@@ -1,4 +1,6 @@
-"""Copies files of this machine to all hosts: once from this machine, and then from host to host (runner/delivery.py)."""
+"""Copies files of this machine to all hosts: once from this machine, and then from host to host
+(runner/delivery.py).
+"""
 
 # ruff: noqa: T201  # lines for people
 
@@ -23,17 +25,19 @@ from distmagic.remote.wire.protocol import Folder, PlacedFile
 from distmagic.runner.delivery import Delivery
 from distmagic.runner.prepare import routes_of
 
-# A host stores a batch next to its blobs before the files get their names, perhaps on another disk. One message lists
-# all files of a batch.
+# A host stores a batch next to its blobs before the files get their names, perhaps on another disk.
+# One message lists all files of a batch.
 _BATCH_BYTES = 256 << 20
 _BATCH_FILES = 50
 _TRIES = 3  # hosts that share a home take files of one batch from each other
 
 
 def named_files(sources: Sequence[Path]) -> dict[str, Path]:
-    """Return the files at these paths by their names on hosts: below a folder with the source's own name.
+    """Return the files at these paths by their names on hosts: below a folder with the source's own
+    name.
 
-    Folders with the same name are merged. Raises `UsageError` if two different files would get the same name.
+    Folders with the same name are merged. Raises `UsageError` if two different files would get the
+    same name.
     """
     found: dict[str, Path] = {}
     for source in sources:
@@ -64,10 +68,12 @@ def batches(
 
 
 def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int, int]:
-    """Copy files, and folders with all their files, into a folder of every host; return their number and bytes.
+    """Copy files, and folders with all their files, into a folder of every host; return their
+    number and bytes.
 
-    Files that a host has already are not sent. Hosts record them for `clean`. Raises `UsageError` for a path that is
-    neither file nor folder, `PreflightError` if a host can't write, and the errors of connecting.
+    Files that a host has already are not sent. Hosts record them for `clean`. Raises `UsageError`
+    for a path that is neither file nor folder, `PreflightError` if a host can't write, and the
+    errors of connecting.
     """
     files = named_files(sources)
     total_bytes = sum(path.stat().st_size for path in files.values())
@@ -126,7 +132,9 @@ def _put_batch(
 
 
 def placed_files(local: Mapping[str, LocalBlob]) -> tuple[PlacedFile, ...]:
-    """Return what a host needs in order to make files from blobs; `local` has the files by their names on the host."""
+    """Return what a host needs in order to make files from blobs; `local` has the files by their
+    names on the host.
+    """
     return tuple(
         PlacedFile(
             path=file_names.quoted(name),

@@ -1,7 +1,7 @@
 """Folds the events of a run into its state, and decides what follows from the state.
 
-All modules are pure: events and times are arguments, and values are returned. No module starts a thread, reads a clock,
-contacts a host or writes to a screen. Read the modules in this order:
+All modules are pure: events and times are arguments, and values are returned. No module starts a
+thread, reads a clock, contacts a host or writes to a screen. Read the modules in this order:
 
     phases.py           the phases of nodes, ranks and runs; the meaning of each stop reason
     events.py           the events of the launcher, and the envelope of all events
@@ -20,13 +20,15 @@ contacts a host or writes to a screen. Read the modules in this order:
 Theory of operation
 ===================
 
-A run has one `RunState`. Only `fold(state, events)` makes the next one. There are two senders of events:
+A run has one `RunState`. Only `fold(state, events)` makes the next one. There are two senders of
+events:
 
 - The **launcher** (this notebook) sends events about its own actions and observations: events.py.
-- The **agents** (one for each node) send events about their hosts: remote/wire/events.py. An agent's events are
-  numbered. The launcher folds each exactly once and in order, even after a broken connection. Events of different
-  nodes come in any order. A host may be faulty, but is not hostile. Its lines are limited and its texts are
-  sanitized, no event makes `fold` raise, and nodes' reports about their ranks are trusted.
+- The **agents** (one for each node) send events about their hosts: remote/wire/events.py. An
+  agent's events are numbered. The launcher folds each exactly once and in order, even after a
+  broken connection. Events of different nodes come in any order. A host may be faulty, but is not
+  hostile. Its lines are limited and its texts are sanitized, no event makes `fold` raise, and
+  nodes' reports about their ranks are trusted.
 
 A node
 ------
@@ -49,12 +51,14 @@ In addition to its phase, a node may be
 - *waited for* (Waiting, launcher): another job has its devices. Nothing starts until they are free.
 - *broken* (Broken, until Mended; launcher): there is no connection now. Its ranks run on.
 - *stopping* (NodeStopping, agent): its agent is ending its ranks, for a reason.
-- *silent*, *joined* or *lost* by its heartbeats (PeerState: the lead reports about all nodes, a member about the lead).
-- *accused* (PeerState "lost", or NodeStopping because of it, from another node): its heartbeats don't arrive. This ends
-  when the node itself reports why it stops, or its heartbeats return.
-- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" undoes a loss, in an
-  elastic job also "joined"; the loss of a node that runner/node_table.py has given up stays. A node that is gone can't
-  become lost; a lost one may still become gone, if its own last events arrive after all.
+- *silent*, *joined* or *lost* by its heartbeats (PeerState: the lead reports about all nodes, a
+  member about the lead).
+- *accused* (PeerState "lost", or NodeStopping because of it, from another node): its heartbeats
+  don't arrive. This ends when the node itself reports why it stops, or its heartbeats return.
+- *lost* (an entry in `RunState.lost`), for one of the reasons below. Only PeerState "back" undoes a
+  loss, in an elastic job also "joined"; the loss of a node that runner/node_table.py has given up
+  stays. A node that is gone can't become lost; a lost one may still become gone, if its own last
+  events arrive after all.
 
 Why a node is lost, and which code decides it:
 
@@ -83,11 +87,12 @@ A rank
                                running --(its node is lost)----> lost
                                running --(its node's Final)----> stopped
 
-A rank is in `workers` from its first Worker on. It is *failed* if it ended with an error and was not asked to end. It
-is *stopped* if torchrun, an agent or this notebook ended it. `first_failure` is the rank that failed first, with two
-exceptions. A rank that only lost a peer ("connection closed by peer") is replaced by a rank whose own failure arrives
-within two seconds. A rank that SIGTERM ended becomes stopped if torchrun then reports that another rank's process on
-its node failed after its return. torchrun may restart a rank (Worker with a higher `restart`), or start it on another
+A rank is in `workers` from its first Worker on. It is *failed* if it ended with an error and was
+not asked to end. It is *stopped* if torchrun, an agent or this notebook ended it. `first_failure`
+is the rank that failed first, with two exceptions. A rank that only lost a peer ("connection closed
+by peer") is replaced by a rank whose own failure arrives within two seconds. A rank that SIGTERM
+ended becomes stopped if torchrun then reports that another rank's process on its node failed after
+its return. torchrun may restart a rank (Worker with a higher `restart`), or start it on another
 node in a later round of the rendezvous. Then the old failure no longer counts.
 
 A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
@@ -101,26 +106,29 @@ The run
     waiting                         the run waits for devices of a host
     connecting, sending, starting   the phase of the slowest node
 
-`is_over`: every node is gone or lost, or `abandoned` is set. Then the phase is *failed* with a `first_failure`.
-Otherwise the reason of the stop makes it *lost*, *failed* or *stopped*. Without a stop it is *done* if torchrun ended
-with 0 on each essential node, else *failed*.
+`is_over`: every node is gone or lost, or `abandoned` is set. Then the phase is *failed* with a
+`first_failure`. Otherwise the reason of the stop makes it *lost*, *failed* or *stopped*. Without a
+stop it is *done* if torchrun ended with 0 on each essential node, else *failed*.
 
-`stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of an agent, or by
-Abandoned if the user wished it. The first of these gives the run's reason.
+`stopping` is set once and never changes: by StopRequested (launcher), by the first NodeStopping of
+an agent, or by Abandoned if the user wished it. The first of these gives the run's reason.
 
 Fields that only occur together
 -------------------------------
-- `abandoned`: the run ended before it had started on all hosts. `stopping` is "interrupted" or "" then.
+- `abandoned`: the run ended before it had started on all hosts. `stopping` is "interrupted" or ""
+  then.
 - `culprit`: only with `stopping`, and only if the nodes decided it among themselves.
 - `first_failure`: always a key of `workers`; that rank's phase is failed.
-- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it undid a first failure.
-- `lost`: each node at most once. `unreached`: only nodes that sent Endpoint "unreached"; kept if that ends the run.
+- `failed_node`: its `code` is not 0. It was set before any stop, or it is the `culprit`, or it
+  undid a first failure.
+- `lost`: each node at most once. `unreached`: only nodes that sent Endpoint "unreached"; kept if
+  that ends the run.
 - `paused`: only running ranks. If it is empty, no rank has waited since `resumed_at_s`.
 - `is_elastic`: from the terms of the plan. Nodes are only added (NodeAdded, lead), never removed.
 
-Promised: the phase of a node never moves back. A run whose nodes are all gone or lost is over. The state does not
-depend on the order of events of different nodes, with three exceptions: the order of lines and notices, which of two
-failures came first, and reports of a rank before a later round assigned it to another node. Not promised: clocks of
-hosts may differ (times are the notebook's). The logs on the hosts have more lines than the state. A lost node may still
-run processes.
+Promised: the phase of a node never moves back. A run whose nodes are all gone or lost is over. The
+state does not depend on the order of events of different nodes, with three exceptions: the order of
+lines and notices, which of two failures came first, and reports of a rank before a later round
+assigned it to another node. Not promised: clocks of hosts may differ (times are the notebook's).
+The logs on the hosts have more lines than the state. A lost node may still run processes.
 """

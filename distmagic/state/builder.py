@@ -1,4 +1,7 @@
-"""A mutable state of a run. It exists only within one call of `fold`, so that a batch of events costs one copy."""
+"""A mutable state of a run.
+
+It exists only within one call of `fold`, so that a batch of events costs one copy.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ KEPT_PICTURES = 4
 _PICTURE_CHARS = 400_000
 KEPT_DUMPS = 4  # requests for stacks, with their answers
 STREAMS = ("stdout", "stderr")
-# Lines that torch prints in every run, which only the logs keep: about a host without a reverse DNS name, and about
-# torchrun's default number of threads.
+# Lines that torch prints in every run, which only the logs keep: about a host without a reverse DNS
+# name, and about torchrun's default number of threads.
 _NOISE = re.compile(
     r"\[c10d\] The hostname of the client socket cannot be retrieved"
     r"|torch/distributed/run\.py:\d+\] *(\**$|Setting OMP_NUM_THREADS environment variable for each process)"
@@ -42,8 +45,8 @@ _NOISE = re.compile(
 class RunStateBuilder:
     """A mutable copy of a state. It exists only within one call of `fold`.
 
-    Its fields are those of `RunState`, with lists instead of tuples, and tables that may be changed. `__init__` and
-    `freeze` copy all of them. `base` is the state before the batch.
+    Its fields are those of `RunState`, with lists instead of tuples, and tables that may be
+    changed. `__init__` and `freeze` copy all of them. `base` is the state before the batch.
     """
 
     nodes: list[NodeState]
@@ -224,7 +227,9 @@ class RunStateBuilder:
     # ---- output
 
     def write(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep the complete lines of a text as a terminal would show them; an incomplete line goes to `open_lines`."""
+        """Keep the complete lines of a text as a terminal would show them; an incomplete line goes
+        to `open_lines`.
+        """
         key = (rank, node_rank, stream)
         text = self.open_lines.pop(key, "") + text.replace("\r\n", "\n")
         *whole, rest = text.split("\n")
@@ -236,7 +241,9 @@ class RunStateBuilder:
             self.open_lines[key] = _last_drawn(rest) + end
 
     def add_line(self, rank: int, node_rank: int, stream: str, text: str) -> None:
-        """Keep a complete line, unless torch prints it in every run, or it is a detail that only the log keeps."""
+        """Keep a complete line, unless torch prints it in every run, or it is a detail that only
+        the log keeps.
+        """
         if _NOISE.search(text):
             return
         if self.terms.debug:  # it made a library write most of these lines
@@ -255,7 +262,10 @@ class RunStateBuilder:
     def close_lines(
         self, rank: int, node_rank: int, streams: tuple[str, ...] = STREAMS
     ) -> None:
-        """Complete the open lines. A line that was erased, as bars and `clear_output` do, is dropped."""
+        """Complete the open lines.
+
+        A line that was erased, as bars and `clear_output` do, is dropped.
+        """
         for stream in streams:
             text = self.open_lines.pop((rank, node_rank, stream), "")
             if sanitize.line(text).strip():

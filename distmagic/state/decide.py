@@ -1,13 +1,16 @@
-"""Decides what to do about a run in its current state. Pure: the run loop carries out the decisions, in their order.
+"""Decides what to do about a run in its current state.
+
+Pure: the run loop carries out the decisions, in their order.
 
     RunState, Limits, RunMemory  --after_step, after_interrupt, stopped-->  RunMemory, Decisions
 
-The loop calls `after_step` in every step, and the others when the user wants to end the run. `RunMemory` has earlier
-decisions. If nodes are lost, that decision is folded into the state first, so that later decisions see it.
+The loop calls `after_step` in every step, and the others when the user wants to end the run.
+`RunMemory` has earlier decisions. If nodes are lost, that decision is folded into the state first,
+so that later decisions see it.
 
-A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` returns, or an interrupt by
-the user. Before a run without progress is stopped, its ranks are asked for their stacks; `Inquiry` remembers that
-request.
+A run is stopped for one reason: the first that `reason_to_stop` or `reason_after_inquiry` returns,
+or an interrupt by the user. Before a run without progress is stopped, its ranks are asked for their
+stacks; `Inquiry` remembers that request.
 """
 
 from __future__ import annotations
@@ -39,18 +42,21 @@ CLOSED_PORT_S = (
 NEVER_OPEN_S = (
     120.0  # time for the endpoint to open; importing torch can take long on a slow disk
 )
-# time until a host that only this notebook can't reach is lost; if it reaches no host, the lease counts
+# time until a host that only this notebook can't reach is lost; if it reaches no host, the lease
+# counts
 NODE_LOST_S = 10.0
 OWN_WORD_S = (
     1.5  # time for a host without heartbeats to report that it receives none itself
 )
-# Time after the last sign of life for torchrun to restart a failed rank, if the other nodes seem to have ended.
+# Time after the last sign of life for torchrun to restart a failed rank, if the other nodes seem to
+# have ended.
 RESTART_S = 15.0
 
 
 @frozen
 class Limits:
-    """Time limits of a run: `timeout_s` since its start, and `hang_timeout_s` without progress of any rank.
+    """Time limits of a run: `timeout_s` since its start, and `hang_timeout_s` without progress of
+    any rank.
 
     Neither counts while a rank waits for the user's input.
 
@@ -116,10 +122,11 @@ Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 class RunMemory:
     """Earlier decisions, and the user's wishes.
 
-    `give_up_at_s` is the time at which nodes that have not confirmed their end are lost; None while the run is not
-    stopped. `looked_at_s` is when ranks without progress were last asked for their stacks without a plan to stop.
-    `stopped_late` are the nodes of `StopLate`. `wants_detach`: detach the job as soon as possible. `has_left`: a
-    detached job is no longer followed, because the user wished so or none of its hosts could be reached.
+    `give_up_at_s` is the time at which nodes that have not confirmed their end are lost; None while
+    the run is not stopped. `looked_at_s` is when ranks without progress were last asked for their
+    stacks without a plan to stop. `stopped_late` are the nodes of `StopLate`. `wants_detach`:
+    detach the job as soon as possible. `has_left`: a detached job is no longer followed, because
+    the user wished so or none of its hosts could be reached.
     """
 
     inquiry: Inquiry = field(default_factory=Inquiry)
@@ -136,7 +143,9 @@ Decided = tuple[RunMemory, tuple[Decision, ...]]
 def after_step(
     state: RunState, limits: Limits, memory: RunMemory, now_s: float, new_id: Callable[[], str]
 ) -> Decided:  # fmt: skip
-    """Return the decisions for a state. Lost nodes are determined before it is decided whether to stop.
+    """Return the decisions for a state.
+
+    Lost nodes are determined before it is decided whether to stop.
 
     `new_id` makes the ID of a request.
     """
@@ -174,11 +183,11 @@ def after_step(
 def after_interrupt(
     state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str], reason: StopReason = "interrupted"
 ) -> Decided:  # fmt: skip
-    """Return the decisions after an interrupt: stop the run politely, or at once if it is already stopping. A detached
-    job runs on.
+    """Return the decisions after an interrupt: stop the run politely, or at once if it is already
+    stopping. A detached job runs on.
 
-    `reason` is "terminated" for SIGTERM. If the run has long been without progress, its ranks are asked for their
-    stacks first.
+    `reason` is "terminated" for SIGTERM. If the run has long been without progress, its ranks are
+    asked for their stacks first.
     """
     if state.detached_by:
         return replace(memory, has_left=True), ()
@@ -208,7 +217,9 @@ def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
 def _question_and_reason(
     state: RunState, limits: Limits, memory: RunMemory, new_id: Callable[[], str]
 ) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
-    """Return requests for ranks without progress, and the reason to stop the run now; "" for none."""
+    """Return requests for ranks without progress, and the reason to stop the run now; "" for
+    none.
+    """
     reason = reason_to_stop(state, limits.timeout_s, detach=memory.wants_detach)
     if reason not in ("", "timeout"):
         return memory, (), reason
@@ -255,7 +266,9 @@ def stopped(
 def reason_to_stop(
     state: RunState, timeout_s: float | None, *, detach: bool = False
 ) -> StopReason | Literal[""]:
-    """Return the reason to stop the run now, or the reason of the current stop; "" if it runs on."""
+    """Return the reason to stop the run now, or the reason of the current stop; "" if it runs
+    on.
+    """
     if state.stopping or state.is_over:
         return state.stopping
     began_s = (state.started_at_s or 0.0) + state.paused_s
@@ -282,9 +295,10 @@ def _has_failed(state: RunState) -> bool:
         return True
     if state.first_failure is not None and not state.terms.max_restarts:
         return True
-    # Whether a rank has failed and can't be restarted, because all ranks of another node have ended successfully. That
-    # node never returns to the rendezvous, but keeps its place there until its torchrun has waited 300 s for the others
-    # (torch 2.13: a round ends when it has no participants left, see `_RendezvousState`).
+    # Whether a rank has failed and can't be restarted, because all ranks of another node have ended
+    # successfully. That node never returns to the rendezvous, but keeps its place there until its
+    # torchrun has waited 300 s for the others (torch 2.13: a round ends when it has no participants
+    # left, see `_RendezvousState`).
     workers = state.workers.values()
     has_failed = any(worker.phase == "failed" for worker in workers)
     if not has_failed or state.at_s - state.advanced_at_s < RESTART_S:
@@ -297,7 +311,9 @@ def _has_failed(state: RunState) -> bool:
 
 
 def _is_port_closed(state: RunState) -> bool:
-    """Whether nodes that the run needs can't connect to the rendezvous, and have tried long enough."""
+    """Whether nodes that the run needs can't connect to the rendezvous, and have tried long
+    enough.
+    """
     waiting = [node for node in state.essential if node.node_rank in state.unreached]
     if not waiting:
         return False
@@ -312,12 +328,14 @@ def _is_port_closed(state: RunState) -> bool:
 
 
 def overdue(state: RunState) -> tuple[int, ...]:
-    """Return the nodes whose hosts are down: out of reach for too long while other nodes are reachable.
+    """Return the nodes whose hosts are down: out of reach for too long while other nodes are
+    reachable.
 
     Time in which this notebook reached no node at all does not count: its own network was down.
 
-    A node whose heartbeats reach the other hosts is not included. A node of a detached job is excluded too, even
-    without heartbeats: such a job needs no notebook, and following it must never end it.
+    A node whose heartbeats reach the other hosts is not included. A node of a detached job is
+    excluded too, even without heartbeats: such a job needs no notebook, and following it must never
+    end it.
     """
     there = state.there
     reaches_some = any(node.is_reached for node in there)
@@ -334,9 +352,11 @@ def overdue(state: RunState) -> tuple[int, ...]:
 
 
 def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
-    """Whether a node leads an elastic job whose other nodes have all ended because they receive no heartbeat of it.
+    """Whether a node leads an elastic job whose other nodes have all ended because they receive no
+    heartbeat of it.
 
-    A single other node may have lost its own network. For a job that is not elastic, see `missed_by_peers`.
+    A single other node may have lost its own network. For a job that is not elastic, see
+    `missed_by_peers`.
     """
     if not state.is_elastic or node.node_rank != 0:
         return False
@@ -352,7 +372,9 @@ def _is_lead_without_members(state: RunState, node: NodeState) -> bool:
 
 
 def missed_by_peers(state: RunState) -> tuple[int, ...]:
-    """Return the nodes whose hosts are down: their heartbeats do not reach the others, and no event came since."""
+    """Return the nodes whose hosts are down: their heartbeats do not reach the others, and no event
+    came since.
+    """
     return tuple(
         node.node_rank
         for node in state.there
@@ -362,11 +384,12 @@ def missed_by_peers(state: RunState) -> tuple[int, ...]:
 
 
 def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
-    """Return the nodes that run even if this notebook can't reach them; while others are followed, they are not lost.
+    """Return the nodes that run even if this notebook can't reach them; while others are followed,
+    they are not lost.
 
-    These are nodes whose heartbeats reach the other hosts, and all nodes of a detached job: following it must never end
-    it. If no node is reached, the nodes of a job that runs on without this notebook are not lost either, and the job is
-    left.
+    These are nodes whose heartbeats reach the other hosts, and all nodes of a detached job:
+    following it must never end it. If no node is reached, the nodes of a job that runs on without
+    this notebook are not lost either, and the job is left.
     """
     there = state.there
     found: list[NodeState] = []
@@ -380,8 +403,9 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
 def _goes_on_unseen(state: RunState, limits: Limits) -> bool:
     """Whether the job runs on without this notebook, as far as known: no node of it has failed.
 
-    If all ranks of one node have returned, others may still work for long. In an elastic job, a member without
-    heartbeats from the others ends, and one that joins too late for a rank fails. The rest runs on.
+    If all ranks of one node have returned, others may still work for long. In an elastic job, a
+    member without heartbeats from the others ends, and one that joins too late for a rank fails.
+    The rest runs on.
     """
     is_alone = bool(state.detached_by) or state.terms.goes_on_alone
     if limits.away_s is None or not is_alone or state.stopping:
@@ -410,7 +434,9 @@ def _is_out_of_reach(state: RunState, limits: Limits) -> bool:
 
 
 def can_detach(state: RunState) -> bool:
-    """Whether every rank has started and the nodes exchange heartbeats, so that the job can run unattended."""
+    """Whether every rank has started and the nodes exchange heartbeats, so that the job can run
+    unattended.
+    """
     lost = state.lost
     there = [node for node in state.nodes if node.node_rank not in lost]
     has_begun = all(node.phase not in ("connecting", "starting") for node in there)
@@ -438,5 +464,7 @@ def too_late(state: RunState) -> tuple[int, ...]:
 
 
 def answering(state: RunState) -> tuple[int, ...]:
-    """Return the nodes that have neither ended ("gone") nor become unreachable for good ("lost")."""
+    """Return the nodes that have neither ended ("gone") nor become unreachable for good
+    ("lost").
+    """
     return tuple(node.node_rank for node in state.there)

@@ -1,5 +1,5 @@
-"""The events of the launcher, which is this notebook, and `Event`, the envelope of all events that change a run's
-state.
+"""The events of the launcher, which is this notebook, and `Event`, the envelope of all events that
+change a run's state.
 
 The events of hosts are messages (remote/wire/events.py). fold.py makes a state from both kinds.
 """
@@ -40,10 +40,12 @@ class Warned(Launched):
 
 @frozen
 class Planned(Launched):
-    """The plan for all nodes: their addresses, and the terms of their job (None: those from the start of the run).
+    """The plan for all nodes: their addresses, and the terms of their job (None: those from the
+    start of the run).
 
-    `present` has the positions of the nodes in the list of hosts; None means all hosts. `world_size` is 0 if nodes may
-    come and go. `chose_port`: the plan chose a free port for the rendezvous, because the user named none.
+    `present` has the positions of the nodes in the list of hosts; None means all hosts.
+    `world_size` is 0 if nodes may come and go. `chose_port`: the plan chose a free port for the
+    rendezvous, because the user named none.
     """
 
     addresses: tuple[str, ...]
@@ -78,7 +80,9 @@ class Starting(Launched):
 
 @frozen
 class Abandoned(Launched):
-    """The run ended before it had started on all hosts. `why` is a sentence that names each cause once.
+    """The run ended before it had started on all hosts.
+
+    `why` is a sentence that names each cause once.
 
     `is_wish`: the user ended it. Otherwise a host or the request was at fault.
     """
@@ -91,7 +95,8 @@ class Abandoned(Launched):
 class Lost(Launched):
     """A node is lost: its host, its agent or the connection to it is gone for good.
 
-    `is_agent_gone`: the host reported that the agent has ended, so the other nodes receive no more heartbeats of it.
+    `is_agent_gone`: the host reported that the agent has ended, so the other nodes receive no more
+    heartbeats of it.
     """
 
     why: str
@@ -102,7 +107,8 @@ class Lost(Launched):
 class Broken(Launched):
     """The connection to a node broke. Its ranks run on, and the launcher connects again.
 
-    `again`: the connection broke right after it was restored, before anything of the node was received.
+    `again`: the connection broke right after it was restored, before anything of the node was
+    received.
     """
 
     why: str
@@ -116,7 +122,10 @@ class Mended(Launched):
 
 @frozen
 class Gone(Launched):
-    """A node's agent has ended. All its events were folded before this one, and its small results were fetched."""
+    """A node's agent has ended.
+
+    All its events were folded before this one, and its small results were fetched.
+    """
 
 
 @frozen
@@ -144,7 +153,8 @@ class StacksWanted(Launched):
 class Event:
     """One event: `what` happened on node `node_rank`.
 
-    `at_s` is when the notebook received it, in seconds since the start of the run. `what` None: only time has passed.
+    `at_s` is when the notebook received it, in seconds since the start of the run. `what` None:
+    only time has passed.
     """
 
     node_rank: int

@@ -1,9 +1,12 @@
-"""Folds events into the state of a run. Pure. fold_ranks.py and fold_launcher.py have the rest of the handlers.
+"""Folds events into the state of a run.
+
+Pure. fold_ranks.py and fold_launcher.py have the rest of the handlers.
 
     Events  --fold-->  RunState  --render-->  text, HTML, widgets
 
-`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables per batch instead of one per event.
-Events of different nodes come in any order. No event of a host makes `fold` raise or the state grow without limit.
+`fold` takes a batch, so that a thousand ranks at 10 Hz cost one copy of the tables per batch
+instead of one per event. Events of different nodes come in any order. No event of a host makes
+`fold` raise or the state grow without limit.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ def begin(
     notices: tuple[str, ...] = (),
     addresses: Sequence[str] = (),
 ) -> RunState:
-    """Return the state of a run without events. `addresses` are those of the first hosts, as far as known."""
+    """Return the state of a run without events.
+
+    `addresses` are those of the first hosts, as far as known.
+    """
     nodes = []
     for i, host in enumerate(hosts):
         address = addresses[i] if i < len(addresses) else ""
@@ -113,8 +119,8 @@ def _engine_ended(
         if worker is not None:
             builder.change_rank(exit_.rank, exit=exit_)
             failed_afterwards |= failure_kind.has_failed_afterwards(worker.ended, exit_)
-    # Undo a first failure that torchrun caused: it sent SIGTERM because another rank of the node failed after its
-    # return.
+    # Undo a first failure that torchrun caused: it sent SIGTERM because another rank of the node
+    # failed after its return.
     if not failed_afterwards or builder.first_failure is None:
         return
     first = builder.workers[builder.first_failure]
@@ -173,8 +179,9 @@ def _node_stopping(
 def _accuse(builder: RunStateBuilder, node: int) -> None:
     """Record that other nodes receive no heartbeats of a node.
 
-    An elastic job continues without it, so it is lost at once. In any other job, the node may still report why it ends:
-    then only the network between the nodes has failed. decide.py sets how long to wait for that.
+    An elastic job continues without it, so it is lost at once. In any other job, the node may still
+    report why it ends: then only the network between the nodes has failed. decide.py sets how long
+    to wait for that.
     """
     if builder.base.is_elastic:
         builder.lose(node, UNHEARD)
@@ -196,7 +203,10 @@ def _hardware(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> N
 
 
 def _idle_s(builder: RunStateBuilder, node: int, what: protocol.Hardware) -> float:
-    """Return for how long the GPUs of a node's ranks have been idle. A long gap between measurements resets it."""
+    """Return for how long the GPUs of a node's ranks have been idle.
+
+    A long gap between measurements resets it.
+    """
     old = builder.nodes[node]
     past_s = builder.at_s - old.looked_at_s
     own = {

@@ -1,4 +1,6 @@
-"""Folds the events of the launcher: connecting to hosts, sending the payload, losing and finding nodes. Pure."""
+"""Folds the events of the launcher: connecting to hosts, sending the payload, losing and finding
+nodes. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Folds the events of ranks: start, progress, output and end, and the node that has each rank. Pure."""
+"""Folds the events of ranks: start, progress, output and end, and the node that has each rank.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ _ECHO_S = 2.0
 
 
 # ---- which node has which ranks. The nodes meet in rounds of the rendezvous, and all ranks report the round's number.
-# A rank belongs to the node that reports it in the latest round. Events of different nodes come in any order, so an
-# event of an earlier round may come after one of a later round from another node. It counts for ranks that the later
-# round has not assigned.
+# A rank belongs to the node that reports it in the latest round. Events of different nodes come in
+# any order, so an event of an earlier round may come after one of a later round from another node.
+# It counts for ranks that the later round has not assigned.
 
 
 def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -117,7 +120,9 @@ def _progress(
 def _merge_bars(
     old: tuple[protocol.Bar, ...], new: tuple[protocol.Bar, ...]
 ) -> tuple[protocol.Bar, ...]:
-    """Return the open bars, outermost first; if all are closed, the outermost of those that were just closed."""
+    """Return the open bars, outermost first; if all are closed, the outermost of those that were
+    just closed.
+    """
     by_id = {bar.id: bar for bar in (*old, *new)}
     # An inner bar is created later.
     merged = [by_id[key] for key in sorted(by_id)]
@@ -137,7 +142,8 @@ def _rate(
 ) -> float | None:
     """Return steps per second, smoothed over about 10 updates; without a step, the bar's own rate.
 
-    The first reported step gives no rate: training may resume from a snapshot with many steps before it.
+    The first reported step gives no rate: training may resume from a snapshot with many steps
+    before it.
     """
     if step is None:
         return bars[0].rate if bars else None
@@ -223,8 +229,8 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
     node = worker.node_rank
     builder.close_lines(what.rank, node)
     builder.note_advance()
-    # Whether this end explains the first failure: the rank that failed first had only lost a peer, so this rank
-    # replaces it.
+    # Whether this end explains the first failure: the rank that failed first had only lost a peer,
+    # so this rank replaces it.
     first = (
         None
         if builder.first_failure is None
@@ -260,7 +266,8 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
     if failure_kind.is_good(what):
         return "done"
-    # Whether a rank of an elastic job ended because the job restarts its ranks with fewer or more hosts.
+    # Whether a rank of an elastic job ended because the job restarts its ranks with fewer or more
+    # hosts.
     if what.outcome == "replaced" or (
         builder.base.is_elastic
         and (failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what))

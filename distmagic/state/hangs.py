@@ -1,4 +1,5 @@
-"""Where the ranks of a run are that hangs: ranks with equal stacks form a group, the unusual groups come first.
+"""Where the ranks of a run are that hangs: ranks with equal stacks form a group, the unusual groups
+come first.
 
 Pure.
 """
@@ -39,10 +40,12 @@ _WRAPPERS = ("wrapper", "inner", "decorator")
 
 @frozen
 class StackGroup:
-    """Ranks at the same place. `labels` are their names, `doing` and `place` describe what they do and where.
+    """Ranks at the same place.
 
-    `doing` has the words for one rank and for several: ("waits in all_reduce", "wait in all_reduce"). A group of ranks
-    that don't answer has no `threads`.
+    `labels` are their names, `doing` and `place` describe what they do and where.
+
+    `doing` has the words for one rank and for several: ("waits in all_reduce", "wait in
+    all_reduce"). A group of ranks that don't answer has no `threads`.
     """
 
     ranks: tuple[int, ...]
@@ -55,7 +58,9 @@ class StackGroup:
 
 @frozen
 class Explanation:
-    """Where all ranks are, the unusual groups first. `unanswered` are the hosts that did not answer.
+    """Where all ranks are, the unusual groups first.
+
+    `unanswered` are the hosts that did not answer.
 
     `parting` is the collective call at which ranks diverge, if their recorded calls show one.
     """
@@ -66,11 +71,11 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """One sentence: `rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait in all_reduce at
-        ...`.
+        """One sentence: `rank 2 (gpu-b, local_rank 0) is in load_batch at ...; ranks 0, 1, 3 wait
+        in all_reduce at ...`.
 
-        If ranks made different calls: `rank 1 (...) calls broadcast [4] at ... where ranks 0, 2 call all_reduce [4] at
-        ...`.
+        If ranks made different calls: `rank 1 (...) calls broadcast [4] at ... where ranks 0, 2
+        call all_reduce [4] at ...`.
         """
         world = None
         if not self.unanswered:
@@ -195,7 +200,10 @@ def dump_of(state: RunState, request_id: str) -> StackDump | None:
 
 
 def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
-    """Return the nodes without answers of all their ranks. A node whose ranks have all ended need not answer."""
+    """Return the nodes without answers of all their ranks.
+
+    A node whose ranks have all ended need not answer.
+    """
     missing = {
         worker.node_rank for worker in state.workers.values() if worker.phase != "done"
     }
@@ -205,7 +213,9 @@ def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
 
 
 def explain_last(state: RunState) -> Explanation | None:
-    """Return where the ranks are, by the last request for stacks; None if a rank has advanced since."""
+    """Return where the ranks are, by the last request for stacks; None if a rank has advanced
+    since.
+    """
     if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
         return None
     found = explain_dump(state, state.stack_dumps[-1])
@@ -213,9 +223,11 @@ def explain_last(state: RunState) -> Explanation | None:
 
 
 def explain_failed_call(state: RunState) -> str:
-    """Explain a run in which a collective call failed: the call at which ranks diverged, and what to do; "" if unknown.
+    """Explain a run in which a collective call failed: the call at which ranks diverged, and what
+    to do; "" if unknown.
 
-    A rank that is behind may only have lost another one, like the others: it is named only if it ended successfully.
+    A rank that is behind may only have lost another one, like the others: it is named only if it
+    ended successfully.
     """
     answers, left = [], []
     for worker in state.workers.values():
@@ -252,13 +264,16 @@ def explain(
     unanswered: Sequence[str] = (),
     left: Sequence[Stacks] = (),
 ) -> Explanation:
-    """Group the answers of ranks, each with its host's name. `left` has the calls of ranks that ended successfully."""
+    """Group the answers of ranks, each with its host's name.
+
+    `left` has the calls of ranks that ended successfully.
+    """
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
 
-    # Unusual groups first: ranks that don't answer, then ranks outside of the call in which the others wait, then
-    # smaller groups.
+    # Unusual groups first: ranks that don't answer, then ranks outside of the call in which the
+    # others wait, then smaller groups.
     def oddness(group: StackGroup) -> tuple[bool, bool, int, int]:
         return (
             bool(group.threads),
@@ -276,7 +291,10 @@ def explain(
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:
-    """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`. `world` is the number of ranks, if known."""
+    """Return `ranks 0, 1, 3 wait in all_reduce at Cell In[3], line 14`.
+
+    `world` is the number of ranks, if known.
+    """
     one, several = group.doing
     doing = one if len(group.ranks) == 1 else several
     parts = (_names(group, world), doing, group.place)
@@ -305,9 +323,11 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def _key(stacks: Stacks) -> object:
-    """Return a key that is equal for ranks at the same place: the frames of the user's code, and the collective call.
+    """Return a key that is equal for ranks at the same place: the frames of the user's code, and
+    the collective call.
 
-    Frames inside that call do not count: of two ranks in the same call, one may just be reading its clock.
+    Frames inside that call do not count: of two ranks in the same call, one may just be reading its
+    clock.
     """
     if not stacks.threads:
         return stacks.silence
@@ -341,7 +361,9 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
 
 
 def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
-    """Return what a main thread does, worded for one rank and for several, and whether it is in a collective call."""
+    """Return what a main thread does, worded for one rank and for several, and whether it is in a
+    collective call.
+    """
     last = -1  # the innermost frame of the user's own code
     for index, frame in enumerate(frames):
         if frame.mine:
@@ -396,7 +418,9 @@ def _place(frames: Sequence[Frame]) -> str:
 
 
 def stacks_text(explanation: Explanation) -> str:
-    """Return the stacks in the style of a traceback, innermost frames last, each below its ranks."""
+    """Return the stacks in the style of a traceback, innermost frames last, each below its
+    ranks.
+    """
     parts = []
     for group in explanation.groups[:SHOWN_GROUPS]:
         head = sentence_of(group, None)
@@ -410,7 +434,9 @@ def stacks_text(explanation: Explanation) -> str:
 
 
 def stack_lines(group: StackGroup) -> list[str]:
-    """Return the stack of one group: the main thread, and other threads that run the user's code."""
+    """Return the stack of one group: the main thread, and other threads that run the user's
+    code.
+    """
     lines: list[str] = []
     for index, thread in enumerate(group.threads):
         if index:

@@ -74,17 +74,23 @@ class NodeState:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the other nodes receive its heartbeats, as far as known: it runs, even if the notebook lost it."""
+        """Whether the other nodes receive its heartbeats, as far as known: it runs, even if the
+        notebook lost it.
+        """
         return self.gang == "joined" and not self.is_agent_gone
 
     @property
     def is_reached(self) -> bool:
-        """Whether this notebook has received an event of the node's agent, and has a connection to it now."""
+        """Whether this notebook has received an event of the node's agent, and has a connection to
+        it now.
+        """
         return bool(self.hostname) and not self.broken
 
     @property
     def was_met(self) -> bool:
-        """Whether this notebook has, or has had, a connection to its agent; False if the node was never started."""
+        """Whether this notebook has, or has had, a connection to its agent; False if the node was
+        never started.
+        """
         return bool(self.hostname or self.broken)
 
 
@@ -131,7 +137,9 @@ class WorkerState:
 
     @property
     def gpu(self) -> int | None:
-        """The CUDA index of the rank's GPU among the GPUs that ranks of its host can use; None without a GPU."""
+        """The CUDA index of the rank's GPU among the GPUs that ranks of its host can use; None
+        without a GPU.
+        """
         kind, _, number = self.device.partition(":")
         return int(number) if kind == "cuda" and number.isdecimal() else None
 
@@ -152,7 +160,8 @@ class WorkerState:
     def progress(self) -> tuple[float | None, float | None]:
         """(done, total) of `report`, else of the outermost bar; None if unknown.
 
-        A closed bar says nothing about a rank that is still running: it may have been for preparation.
+        A closed bar says nothing about a rank that is still running: it may have been for
+        preparation.
         """
         if self.step is not None:
             return self.step, self.total
@@ -163,7 +172,10 @@ class WorkerState:
 
 @frozen
 class OutputLine:
-    """One line of output. `rank` -1 is torchrun itself; `label` is the label shown with it: `rank 3 gpu-b`."""
+    """One line of output.
+
+    `rank` -1 is torchrun itself; `label` is the label shown with it: `rank 3 gpu-b`.
+    """
 
     rank: int
     label: str
@@ -233,7 +245,8 @@ class RunState:
     logged              what detailed logs show of a node's network, by (node_rank, kind); only with --debug
     seen_unix_s         when this notebook stopped following the run, in seconds since 1970; 0 while it follows
 
-    Times are seconds since the start of the run, or since this kernel started to follow it, by the notebook's clock.
+    Times are seconds since the start of the run, or since this kernel started to follow it, by the
+    notebook's clock.
     """
 
     job: str
@@ -299,15 +312,19 @@ class RunState:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether hosts may come and go during the run, even while it has only as many as it needs."""
+        """Whether hosts may come and go during the run, even while it has only as many as it
+        needs.
+        """
         return self.terms.is_elastic
 
     @property
     def essential(self) -> tuple[NodeState, ...]:
-        """The nodes that decide how the run ends: all nodes, or some of an elastic run. The lead is always one.
+        """The nodes that decide how the run ends: all nodes, or some of an elastic run.
 
-        In an elastic run a lost node does not count. Neither does one that joined too late to have a rank: its torchrun
-        fails when the others have ended.
+        The lead is always one.
+
+        In an elastic run a lost node does not count. Neither does one that joined too late to have
+        a rank: its torchrun fails when the others have ended.
         """
         if not self.is_elastic:
             return self.nodes

@@ -1,7 +1,7 @@
 """The phases of nodes, ranks and runs, and what each reason of a stop means.
 
-Hosts send the reasons too, so their list is in remote/wire/vocabulary.py. All other lists of such words are in this
-module or derived from it. So a new word needs a meaning in one place only.
+Hosts send the reasons too, so their list is in remote/wire/vocabulary.py. All other lists of such
+words are in this module or derived from it. So a new word needs a meaning in one place only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Literal, get_args
 
 from distmagic.remote.frozen import frozen
 
-# A node goes through these in this order, and may skip some. ended: torchrun has ended. clear: no process is left.
-# gone: the agent has ended too, and all its events have arrived.
+# A node goes through these in this order, and may skip some. ended: torchrun has ended. clear: no
+# process is left. gone: the agent has ended too, and all its events have arrived.
 NodePhase = Literal[
     "connecting",
     "connected",
@@ -42,7 +42,8 @@ RunPhase = Literal[
     "lost",
 ]
 
-# The state of a node at the other nodes. silent: they have never received a datagram of it. "": unknown.
+# The state of a node at the other nodes. silent: they have never received a datagram of it. "":
+# unknown.
 GangState = Literal["", "joined", "silent", "lost"]
 
 
@@ -50,9 +51,9 @@ GangState = Literal["", "joined", "silent", "lost"]
 class StopMeaning:
     """What follows from one reason of a stop.
 
-    `is_wish`: this notebook decided to stop the run: for the user, at a time limit, or because the nodes don't meet; no
-    node failed. `is_explained`: the rest of the state has the cause, a failed rank or a lost node. `in_row`: the text
-    in the row of a host without ranks.
+    `is_wish`: this notebook decided to stop the run: for the user, at a time limit, or because the
+    nodes don't meet; no node failed. `is_explained`: the rest of the state has the cause, a failed
+    rank or a lost node. `in_row`: the text in the row of a host without ranks.
     """
 
     is_wish: bool = False

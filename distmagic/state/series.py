@@ -1,7 +1,9 @@
-"""The points of one metric of one rank. Adding a point takes constant time, and the memory is limited. Pure.
+"""The points of one metric of one rank.
 
-A full series is thinned. It keeps the first and the last point, and of every part the min, the max, a NaN and an
-infinite value.
+Adding a point takes constant time, and the memory is limited. Pure.
+
+A full series is thinned. It keeps the first and the last point, and of every part the min, the max,
+a NaN and an infinite value.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from typing import NamedTuple
 from distmagic.remote.frozen import frozen
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
-# a full series keeps at most half of each such group of points: its min, its max, a NaN and an infinite one
+# a full series keeps at most half of each such group of points: its min, its max, a NaN and an
+# infinite one
 _THINNED = 8
 
 
 @frozen
 class Point:
-    """One value of a metric, with seconds since the start of the rank, and the step if the rank gave one."""
+    """One value of a metric, with seconds since the start of the rank, and the step if the rank
+    gave one.
+    """
 
     at_s: float
     step: float | None
@@ -31,7 +36,10 @@ class Point:
 
 
 class Bin(NamedTuple):
-    """Several neighbouring points as one: the min, mean and max of their values. `x` is in steps or in seconds."""
+    """Several neighbouring points as one: the min, mean and max of their values.
+
+    `x` is in steps or in seconds.
+    """
 
     x: float
     low: float
@@ -41,14 +49,17 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """The positions of a curve's bins, which all its lines share: a bin starts at its edge, and is drawn at its x."""
+    """The positions of a curve's bins, which all its lines share: a bin starts at its edge, and is
+    drawn at its x.
+    """
 
     edges: Sequence[float]
     xs: Sequence[float]
 
 
 def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
-    """Return a place for each x in `columns`; if these are more than `limit`, return `limit` places of the same width.
+    """Return a place for each x in `columns`; if these are more than `limit`, return `limit` places
+    of the same width.
 
     The first and the last of these are drawn at the first and the last x.
     """
@@ -75,8 +86,8 @@ def places(columns: Iterable[Sequence[float]], limit: int) -> Places:
 class Series:
     """Points in order of arrival. `extended` returns a longer series and leaves this one unchanged.
 
-    The numbers are in one table that a series shares with its longer successors: each uses only its own length of it.
-    So appending copies nothing, and an older state never changes.
+    The numbers are in one table that a series shares with its longer successors: each uses only its
+    own length of it. So appending copies nothing, and an older state never changes.
     """
 
     __slots__ = ("_epochs_end", "_size", "_table", "arrived")
@@ -98,8 +109,9 @@ class Series:
     ) -> Series:
         """Return this series with more points; above `limit` points (at least 8) it is thinned.
 
-        `numbers` are at_s, step (NaN if the rank gave none) and value of the first point, of the second, and so on.
-        `has_restarted`: the rank may go on from a snapshot, so a smaller step begins no epoch.
+        `numbers` are at_s, step (NaN if the rank gave none) and value of the first point, of the
+        second, and so on. `has_restarted`: the rank may go on from a snapshot, so a smaller step
+        begins no epoch.
         """
         end = _COLUMNS * self._size
         table = self._table
@@ -129,7 +141,8 @@ class Series:
         return self._point(range(self._size)[index])
 
     def xs(self, *, by_step: bool) -> array[float]:
-        """Return the x of all points: their steps, counted on across epochs if a rank starts each at 0.
+        """Return the x of all points: their steps, counted on across epochs if a rank starts each
+        at 0.
 
         Without `by_step`, seconds since the start of the rank.
         """
@@ -140,7 +153,10 @@ class Series:
         return self._table[_COLUMNS * (self._size - 1) + (2 if by_step else 0)]
 
     def latest(self, count: int) -> list[tuple[float, float, float]]:
-        """Return at_s, step and value of the last points. Steps are counted on across epochs (NaN without one)."""
+        """Return at_s, step and value of the last points.
+
+        Steps are counted on across epochs (NaN without one).
+        """
         end = _COLUMNS * self._size
         table = self._table[max(0, end - _COLUMNS * count) : end] if count else array("d")  # fmt: skip
         at_s, along, values = (table[column::_COLUMNS] for column in (0, 2, 3))
@@ -151,7 +167,8 @@ class Series:
     ) -> tuple[list[Bin], list[tuple[float, float]]]:
         """Return a bin for each place that has a finite value, and the holes.
 
-        A hole is the first and the last x of consecutive values that are NaN or infinite; each place has one at most.
+        A hole is the first and the last x of consecutive values that are NaN or infinite; each
+        place has one at most.
         """
         xs, values = self._in_order(by_step=by_step)
         found: list[Bin] = []
@@ -215,7 +232,9 @@ class Series:
 
 
 def _thinned(table: array[float]) -> array[float]:
-    """Return about half of the points: the first, the last, and the notable ones of each small group."""
+    """Return about half of the points: the first, the last, and the notable ones of each small
+    group.
+    """
     size = len(table) // _COLUMNS
     values = table[3::_COLUMNS]
     kept: list[int] = []
@@ -229,7 +248,9 @@ def _thinned(table: array[float]) -> array[float]:
 
 
 def _telling(part: array[float]) -> list[int]:
-    """Return the indices of the min, the max, the first NaN and the first infinite value, in order."""
+    """Return the indices of the min, the max, the first NaN and the first infinite value, in
+    order.
+    """
     if math.isfinite(
         sum(part)
     ):  # the usual case: this takes a quarter of the time of the code below

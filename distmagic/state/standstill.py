@@ -1,9 +1,9 @@
-"""Detects ranks without progress, and decides when to ask ranks for their stacks before a run is stopped for that.
-Pure.
+"""Detects ranks without progress, and decides when to ask ranks for their stacks before a run is
+stopped for that. Pure.
 
-A rank stands still when it has not advanced for ten seconds and for five of its usual steps. That does not count while
-a rank waits for the user's input, or for its next cell. Nor does it count for ranks that have never reported, have done
-all their steps, or are on an unreachable host.
+A rank stands still when it has not advanced for ten seconds and for five of its usual steps. That
+does not count while a rank waits for the user's input, or for its next cell. Nor does it count for
+ranks that have never reported, have done all their steps, or are on an unreachable host.
 
     RunState           --look-->  whether to ask ranks for their stacks, without a stop
     RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  reason
@@ -67,7 +67,10 @@ def idle_hosts(state: RunState) -> dict[str, float]:
 
 
 def uses_gpus(state: RunState, since_s: float) -> bool:
-    """Whether a measurement after `since_s` shows that a GPU of the ranks works. Unknown utilization does not count."""
+    """Whether a measurement after `since_s` shows that a GPU of the ranks works.
+
+    Unknown utilization does not count.
+    """
     new = {node.node_rank for node in state.nodes if node.looked_at_s > since_s}
     for worker in state.workers.values() if new else ():
         hardware = state.nodes[worker.node_rank].hardware
@@ -80,7 +83,10 @@ def uses_gpus(state: RunState, since_s: float) -> bool:
 
 
 def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:
-    """Return the seconds since any rank advanced; None if not all stand still. `still` comes from `still_ranks`."""
+    """Return the seconds since any rank advanced; None if not all stand still.
+
+    `still` comes from `still_ranks`.
+    """
     telling = [worker for worker in _at_work(state) if has_shown_progress(worker)]
     if not telling or any(worker.rank not in still for worker in telling):
         return None
@@ -89,11 +95,12 @@ def all_still_s(state: RunState, still: Mapping[int, float]) -> float | None:
 
 
 def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
-    """Return whether to ask the ranks for their stacks: "full" asks all of them, "quiet" only in a way that interrupts
-    none.
+    """Return whether to ask the ranks for their stacks: "full" asks all of them, "quiet" only in a
+    way that interrupts none.
 
-    All are asked once, after standing still for long. A long step is no hang, so the answers to a quiet request are
-    shown only if `is_worth_saying`. `looked_at_s` is the time of the last request, negative before the first.
+    All are asked once, after standing still for long. A long step is no hang, so the answers to a
+    quiet request are shown only if `is_worth_saying`. `looked_at_s` is the time of the last
+    request, negative before the first.
     """
     if state.phase != "running" or state.paused or state.stopping:
         return ""
@@ -114,11 +121,11 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
 
 
 def is_worth_saying(state: RunState, found: Explanation) -> bool:
-    """Whether to show where the ranks are before the run counts as hung: they wait in different calls, or for each
-    other.
+    """Whether to show where the ranks are before the run counts as hung: they wait in different
+    calls, or for each other.
 
-    Ranks that wait for others may just be in a long step. That is shown only if it lasts, or if all ranks stand still
-    for long.
+    Ranks that wait for others may just be in a long step. That is shown only if it lasts, or if all
+    ranks stand still for long.
     """
     all_still = all_still_s(state, still_ranks(state))
     if all_still is not None and all_still >= LOOK_S:
@@ -169,8 +176,8 @@ class Inquiry:
 def hang_inquiry(
     state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
 ) -> Inquiry:  # fmt: skip
-    """Return the updated inquiry of a hang: it starts as soon as no rank advances, and is dropped when one advances
-    again.
+    """Return the updated inquiry of a hang: it starts as soon as no rank advances, and is dropped
+    when one advances again.
 
     An inquiry because of an interrupt continues. `new_id` makes the ID of the request.
     """
@@ -184,7 +191,8 @@ def hang_inquiry(
 def timeout_inquiry(
     state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
 ) -> Inquiry:
-    """Return the inquiry before a stop by --timeout; it asks only if the run has stood still for long.
+    """Return the inquiry before a stop by --timeout; it asks only if the run has stood still for
+    long.
 
     An inquiry that was started because the run hangs continues with the new reason.
     """
@@ -199,7 +207,9 @@ def timeout_inquiry(
 def is_worth_asking(
     state: RunState, inquiry: Inquiry, still_s: float = WORTH_ASKING_S
 ) -> bool:
-    """Whether to ask all ranks for stacks before a stop: all stood still for `still_s`, and were not asked yet."""
+    """Whether to ask all ranks for stacks before a stop: all stood still for `still_s`, and were
+    not asked yet.
+    """
     if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
@@ -214,7 +224,9 @@ def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inqui
 
 
 def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Literal[""]:
-    """Return the reason to stop the run, once all ranks have answered or their time is over; "" before that."""
+    """Return the reason to stop the run, once all ranks have answered or their time is over; ""
+    before that.
+    """
     if not inquiry.reason or state.stopping or state.is_over:
         return ""
     has_answers = not unanswered(state, dump_of(state, inquiry.request_id))

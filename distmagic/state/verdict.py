@@ -68,11 +68,13 @@ def _verdict(state: RunState) -> RunError | None:
         return (
             Cancelled(state.abandoned) if state.stopping else RunError(state.abandoned)
         )
-    # Before failures of ranks: an elastic job that loses a node kills its ranks in order to restart them.
+    # Before failures of ranks: an elastic job that loses a node kills its ranks in order to restart
+    # them.
     if state.is_elastic and state.is_lost:
         return _node_lost(state)
-    # Before the reason of a stop: a failure is why the others were stopped. The exception is a failed rank that
-    # torchrun would have restarted, if the user or a time limit had not ended the run.
+    # Before the reason of a stop: a failure is why the others were stopped. The exception is a
+    # failed rank that torchrun would have restarted, if the user or a time limit had not ended the
+    # run.
     could_restart = state.terms.max_restarts > 0 and state.stopping in (
         "interrupted",
         "terminated",
@@ -86,7 +88,8 @@ def _verdict(state: RunState) -> RunError | None:
         if was_killed and _was_ended_by_its_agent(node):
             return _ended_by_its_agent(node)
         return _worker_failed(state, worker)
-    # Before a loss: a node that does not confirm its end only counts as lost after the run was stopped.
+    # Before a loss: a node that does not confirm its end only counts as lost after the run was
+    # stopped.
     if (stopped := _stopped(state)) is not None:
         return stopped
     if state.is_lost:
@@ -162,7 +165,9 @@ def _joined(*lines: str) -> str:
 
 
 def _stood_still(state: RunState) -> tuple[str, str, str]:
-    """Return where ranks stood still before a stop, what to do, and their stacks; "" each if unknown."""
+    """Return where ranks stood still before a stop, what to do, and their stacks; "" each if
+    unknown.
+    """
     explanation = explain_last(state)
     # Replayed events have lost their order in time; a run that hung had stood still in any case.
     is_unknown = state.before_s and state.stopping != "hung"
@@ -207,7 +212,9 @@ def _broken(state: RunState) -> RunError | None:
 
 
 def _failed_unseen(state: RunState, node: NodeState) -> RunError:
-    """Return the error for a node that failed and stopped the others, after this notebook had lost it."""
+    """Return the error for a node that failed and stopped the others, after this notebook had lost
+    it.
+    """
     for worker in state.workers.values():
         is_there = worker.node_rank == node.node_rank
         if is_there and worker.ended is not None and worker.ended.failure is not None:
@@ -283,7 +290,9 @@ def _how(code: int, meaning: str) -> str:
 
 
 def _failed_afterwards(state: RunState, worker: WorkerState) -> WorkerFailed:
-    """Return the error of a rank whose function returned, but whose process then failed: atexit, native libraries."""
+    """Return the error of a rank whose function returned, but whose process then failed: atexit,
+    native libraries.
+    """
     assert worker.exit is not None
     how = _how(worker.exit.code, exit_codes.meaning_of(worker.exit.code))
     run = state.variable
@@ -343,7 +352,9 @@ def _lost_hint(state: RunState) -> str:
 
 
 def _was_ended_by_its_agent(node: NodeState) -> bool:
-    """Whether the agent ended its ranks for its own reason: the lease expired, or another notebook stopped it."""
+    """Whether the agent ended its ranks for its own reason: the lease expired, or another notebook
+    stopped it.
+    """
     meaning = meaning_of(node.reason)
     return not (meaning.is_wish or meaning.is_explained)
 
@@ -366,8 +377,9 @@ def _ended_by_its_agent(node: NodeState) -> RunError:
 def _engine_failed(state: RunState, node: NodeState) -> RunError:
     """Return the error of a node whose torchrun failed or was ended, while no failed rank is known.
 
-    The most specific cause is used, in this order: the agent's own error, a port in use, a rank whose process failed
-    after its end. Next come a rank that failed because it lost a peer, and the last lines of torchrun.
+    The most specific cause is used, in this order: the agent's own error, a port in use, a rank
+    whose process failed after its end. Next come a rank that failed because it lost a peer, and the
+    last lines of torchrun.
     """
     if _was_ended_by_its_agent(node):
         return _ended_by_its_agent(node)

@@ -45,8 +45,9 @@ BEAT_S = 0.1
 
 
 class CellRunner:
-    """Runs the cells of one session, one after the other. `state` is the session's state, and `idle` counts the ranks'
-    time without a cell.
+    """Runs the cells of one session, one after the other.
+
+    `state` is the session's state, and `idle` counts the ranks' time without a cell.
     """
 
     def __init__(
@@ -160,7 +161,10 @@ class CellRunner:
         self, local: LocalBlob, ranks: tuple[int, ...], screen: Screen, noted: interrupts.Interrupts | None,
         variable: str = "", notices: Sequence[str] = (), *, text: str = "",
     ) -> CellState:  # fmt: skip
-        """Run a cell to its end. Only a user's cell, with its `text`, may make ranks create their process groups again."""
+        """Run a cell to its end.
+
+        Only a user's cell, with its `text`, may make ranks create their process groups again.
+        """
         is_cell = bool(text)
         if self.done or self.state.first_failure is not None or self.state.stopping:
             self.raise_end()
@@ -199,7 +203,9 @@ class CellRunner:
         return cell
 
     def _with_last_notices(self, cell: CellState) -> CellState:
-        """Return a finished cell with notices: how it stopped, and whether process groups will be made again."""
+        """Return a finished cell with notices: how it stopped, and whether process groups will be
+        made again.
+        """
         self._last_ends.update(cell.ends)
         stale = out_of_step.notice(self._last_ends)
         self._is_out_of_step = bool(stale)
@@ -211,7 +217,10 @@ class CellRunner:
     def _message(
         self, local: LocalBlob, ranks: tuple[int, ...], text: str, *, anew: bool
     ) -> protocol.RunCell:
-        """Return the request for a cell; a long cell is sent to the hosts first. `anew`: make process groups again."""
+        """Return the request for a cell; a long cell is sent to the hosts first.
+
+        `anew`: make process groups again.
+        """
         self._cells += 1
         self._texts[self._cells] = text
         request = protocol.RunCell(
@@ -263,7 +272,9 @@ class CellRunner:
     def _after(
         self, cell: CellState, events: Sequence[Event], screen: Screen
     ) -> CellState:
-        """Return a cell's state after these events. Raises `UsageError` if ranks run another kernel's in its place.
+        """Return a cell's state after these events.
+
+        Raises `UsageError` if ranks run another kernel's in its place.
 
         Ranks that do run it are interrupted then.
         """
@@ -290,7 +301,10 @@ class CellRunner:
         )
 
     def _left(self, cell: CellState) -> Run:
-        """Return a finished cell as a `Run`. If it failed, raises its error instead, which carries the `Run`."""
+        """Return a finished cell as a `Run`.
+
+        If it failed, raises its error instead, which carries the `Run`.
+        """
         values = {
             rank: base64.b64decode(end.value)
             for rank, end in cell.ends.items()

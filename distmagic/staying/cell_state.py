@@ -1,4 +1,6 @@
-"""The state of one cell on ranks that stay: the session's events go in, the cell's `RunState` comes out. Pure."""
+"""The state of one cell on ranks that stay: the session's events go in, the cell's `RunState` comes
+out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,20 @@ PEERS_S = (
 )
 
 
-# The stages of the user's interrupt: "ask" ranks for their steps, "asked", "stopping" at a common step, "go there"
-# (interrupt them where they are), "where they are" (interrupted), "end" the ranks.
+# The stages of the user's interrupt: "ask" ranks for their steps, "asked", "stopping" at a common
+# step, "go there" (interrupt them where they are), "where they are" (interrupted), "end" the ranks.
 Stage = Literal["", "ask", "asked", "stopping", "go there", "where they are", "end"]
 
 
 @frozen
 class CellState:
-    """The state of a cell: `run` is its state in the form of a run's, `ends` has the message with which each rank ended
-    it.
+    """The state of a cell: `run` is its state in the form of a run's, `ends` has the message with
+    which each rank ended it.
 
-    `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks. `stage` is the stage of
-    the user's interrupt, which may last until `until_s`. `counts` are the steps of ranks, and `stop` is the step at
-    which they were asked to stop. The last rank ended the cell at `ended_s`; the others were told of the ends of `told`.
+    `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks.
+    `stage` is the stage of the user's interrupt, which may last until `until_s`. `counts` are the
+    steps of ranks, and `stop` is the step at which they were asked to stop. The last rank ended the
+    cell at `ended_s`; the others were told of the ends of `told`.
     """
 
     run: RunState
@@ -53,8 +56,8 @@ class CellState:
 
     @property
     def ends_ranks(self) -> bool:
-        """Whether the ranks themselves have ended or are about to: by the last interrupt, or before they finished the
-        cell.
+        """Whether the ranks themselves have ended or are about to: by the last interrupt, or before
+        they finished the cell.
         """
         if self.stage == "end":
             return True
@@ -119,7 +122,9 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
 
 
 def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
-    """Return the ranks that still run a while after another one has failed, and were not interrupted yet."""
+    """Return the ranks that still run a while after another one has failed, and were not
+    interrupted yet.
+    """
     run = state.run
     if run.first_failure is None or run.at_s - run.first_failure_at_s < PEERS_S:
         return ()
@@ -129,7 +134,9 @@ def peers_to_interrupt(state: CellState) -> tuple[int, ...]:
 def of_ends(
     state: CellState,
 ) -> tuple[CellState, tuple[protocol.OthersEnded, ...]]:
-    """Return what to report to ranks that run on a while after others have ended the cell, and the state after it."""
+    """Return what to report to ranks that run on a while after others have ended the cell, and the
+    state after it.
+    """
     new = state.ends.keys() - state.told
     if not new or not state.at_work or state.run.at_s - state.ended_s < PEERS_S:
         return state, ()
@@ -148,7 +155,9 @@ def of_ends(
 def interrupted(
     state: CellState, ranks: Iterable[int], *, by_user: bool, notice: str = ""
 ) -> CellState:
-    """Return the state after an interrupt of these ranks: by the user, or because another rank has failed."""
+    """Return the state after an interrupt of these ranks: by the user, or because another rank has
+    failed.
+    """
     run = state.run
     events: list[Event] = []
     if not run.stopping:
@@ -161,7 +170,9 @@ def interrupted(
 
 
 def shown(ends: Mapping[int, protocol.CellEnded]) -> list[str]:
-    """Return the values of the ranks' last expressions as lines; equal ones share a line: `ranks 0-7: 0.69`."""
+    """Return the values of the ranks' last expressions as lines; equal ones share a line: `ranks
+    0-7: 0.69`.
+    """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(ends):
         if ends[rank].shown:

@@ -19,8 +19,9 @@ _MOST_BETWEEN = 100  # events
 
 
 class Control:
-    """The connection of one session. Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything
-    else.
+    """The connection of one session.
+
+    Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything else.
 
     `past` is what the session's events tell of its cells so far. `ends_idle_s` as for `Companion`.
     """
@@ -67,8 +68,9 @@ class Control:
             self._between += (one for one in held if not _is_seen_in(cell, one))
 
     def take_over(self) -> Past:
-        """Let the session be this kernel's, whoever ran its cells so far; return these. A cell that still runs goes on
-        as this kernel's.
+        """Let the session be this kernel's, whoever ran its cells so far; return these.
+
+        A cell that still runs goes on as this kernel's.
         """
         with self._lock:
             self._last = self.past.last
@@ -123,8 +125,8 @@ class Control:
             )
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
-        """Return the messages to send now: each request once, and over each new link the cell and its interrupts again,
-        because they may be lost with the old link. Ranks ignore repeats.
+        """Return the messages to send now: each request once, and over each new link the cell and
+        its interrupts again, because they may be lost with the old link. Ranks ignore repeats.
         """
         self.pythons |= {link.python for link in links.values()}
         with self._lock:

@@ -1,4 +1,7 @@
-"""Chooses the names of the notebook that a cell on ranks that stay needs, and packs both. Sends nothing."""
+"""Chooses the names of the notebook that a cell on ranks that stay needs, and packs both.
+
+Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ _ASSIGNS = ("STORE_NAME", _BY_GLOBAL)
 
 @frozen
 class CellParcel:
-    """A packed cell. `digests` has the names of the notebook that ranks have when it has begun; `notice` lists those
-    that are sent.
+    """A packed cell. `digests` has the names of the notebook that ranks have when it has begun;
+    `notice` lists those that are sent.
 
     `modules` are the names of the modules that the cell and these values import.
     """
@@ -61,12 +64,14 @@ def prepared(
     pythons: Iterable[tuple[int, ...]] = (),
     some_ranks: Iterable[str] = (),
 ) -> CellParcel:
-    """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the ranks have assigned.
+    """Pack a cell with the names of `notebook` that it uses, except `theirs`, which cells on the
+    ranks have assigned.
 
-    `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts' Python versions.
-    Values sent before are sent again when they have changed: functions that live on the ranks may use them.
-    Raises `PayloadError` for a value that can't be sent, and `PayloadTooLarge` for one above 1 MiB, unless the cell, or
-    a cell on `some_ranks`, assigns that name.
+    `there` are the digests of values that were sent to the ranks before, and `pythons` the hosts'
+    Python versions. Values sent before are sent again when they have changed: functions that live
+    on the ranks may use them. Raises `PayloadError` for a value that can't be sent, and
+    `PayloadTooLarge` for one above 1 MiB, unless the cell, or a cell on `some_ranks`, assigns that
+    name.
     """
     theirs = set(theirs)
     source = form_for(pythons)
@@ -98,7 +103,8 @@ def prepared(
 
 @frozen
 class _Needed:
-    """The values of the notebook for one cell: the digest of each, and those to be `sent`, with their code.
+    """The values of the notebook for one cell: the digest of each, and those to be `sent`, with
+    their code.
 
     `outdated` have changed and can't be sent. `modules` are those that the values import.
     """
@@ -117,9 +123,11 @@ def _needed(
     optional: Container[str],
     source: SourceForm | None,
 ) -> _Needed:
-    """Return the values of the names that a cell uses, of those that these use in turn, and of those sent before.
+    """Return the values of the names that a cell uses, of those that these use in turn, and of
+    those sent before.
 
-    Raises `PayloadError` for a value that the cell uses and that can't be sent, unless its name is `optional`.
+    Raises `PayloadError` for a value that the cell uses and that can't be sent, unless its name is
+    `optional`.
     """
     digests: dict[str, str] = {}
     sent: dict[str, object] = {}
@@ -177,8 +185,8 @@ def _notice(needed: _Needed, labels: Mapping[str, str]) -> str:
 
 
 def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
-    """Return the source form for code if a host has another Python version; None if all can run this version's byte
-    code.
+    """Return the source form for code if a host has another Python version; None if all can run
+    this version's byte code.
     """
     others = {version[:2] for version in pythons} - {sys.version_info[:2]}
     return SourceForm(min(others)) if others else None
@@ -203,7 +211,9 @@ def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
 
 
 def _names_in(value: object) -> Iterator[str]:
-    """Yield the global names in the code of a notebook's function or class, and of functions that it wraps."""
+    """Yield the global names in the code of a notebook's function or class, and of functions that
+    it wraps.
+    """
     layers: list[Any] = []
     if callable(value):
         layers.append(inspect.unwrap(value, stop=layers.append))
@@ -218,13 +228,18 @@ def _names_in(value: object) -> Iterator[str]:
 
 
 def _is_of_notebook(value: object) -> TypeGuard[types.FunctionType]:
-    """Whether a value is a function that uses the notebook's globals. Another module's decorator has its own."""
+    """Whether a value is a function that uses the notebook's globals.
+
+    Another module's decorator has its own.
+    """
     is_function = type(value) is types.FunctionType
     return is_function and value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined]
 
 
 def _names_read(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names that code and the functions in it read before the code has assigned them."""
+    """Yield the global names that code and the functions in it read before the code has assigned
+    them.
+    """
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
     made = {name for one in inner for name in names_in(one, _BY_GLOBAL)}
     for step in dis.get_instructions(code):
@@ -250,8 +265,11 @@ def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, S
 
 
 def _key(name: str, value: object) -> Hashable | None:
-    """Return a key by which a value that did not change is known again; None for one that can change in place."""
-    # Exactly these types: one derived from them may have attributes that change. The repr tells 0.0 from -0.0.
+    """Return a key by which a value that did not change is known again; None for one that can
+    change in place.
+    """
+    # Exactly these types: one derived from them may have attributes that change. The repr tells 0.0
+    # from -0.0.
     is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
     if type(value) in _PLAIN and is_short:
         return name, type(value), repr(value)

@@ -12,7 +12,8 @@ _LARGEST = 5  # names with a line of their own
 
 
 def lines(inventories: Mapping[int, Inventory]) -> list[str]:
-    """Return a line for each of the largest names, one for all other names, and one for each amount of GPU memory.
+    """Return a line for each of the largest names, one for all other names, and one for each amount
+    of GPU memory.
 
     A name is described as the first rank has it. Ranks with the same memory share a line.
     """

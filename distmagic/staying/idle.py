@@ -1,5 +1,6 @@
-"""Counts how long ranks that stay are unused: without a cell, and without work on their GPUs. When that is too long, the
-ranks end and no cell can begin.
+"""Counts how long ranks that stay are unused: without a cell, and without work on their GPUs.
+
+When that is too long, the ranks end and no cell can begin.
 
 A notice comes before: five minutes before the end, or after half of a shorter time.
 """
@@ -16,8 +17,9 @@ _NOTICE_S = 300.0
 class IdleTime:
     """The idle time of one session, and its limit. `is_up`: the limit was reached.
 
-    It does not count while a cell runs, nor before the first cell. `note_gpu_use`, `notice_is_due` and `runs_out` are
-    called on the thread of the session's loop, everything else on the thread of a cell.
+    It does not count while a cell runs, nor before the first cell. `note_gpu_use`, `notice_is_due`
+    and `runs_out` are called on the thread of the session's loop, everything else on the thread of
+    a cell.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
@@ -41,7 +43,9 @@ class IdleTime:
             self._since_s = self._clock()
 
     def note_gpu_use(self) -> None:
-        """Count from now on, unless a cell runs: a GPU works, as for a thread that a cell has left."""
+        """Count from now on, unless a cell runs: a GPU works, as for a thread that a cell has
+        left.
+        """
         with self._lock:
             self._has_noticed = False
             self._since_s = max(self._since_s, self._clock())

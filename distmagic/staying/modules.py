@@ -1,4 +1,6 @@
-"""The user's modules that cells on ranks that stay import: their current text on disk, and which of them ranks lack."""
+"""The user's modules that cells on ranks that stay import: their current text on disk, and which of
+them ranks lack.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def digest(module: ModuleText) -> str:
 def stale(
     modules: Sequence[ModuleText], there: Mapping[str, str]
 ) -> tuple[ModuleText, ...]:
-    """Return the modules that are missing or outdated on the ranks, and the modules that import them. `there` are
-    the digests of the modules that the ranks have, by name.
+    """Return the modules that are missing or outdated on the ranks, and the modules that import
+    them. `there` are the digests of the modules that the ranks have, by name.
     """
     found = {module.name for module in modules if there.get(module.name) != digest(module)}  # fmt: skip
     known = set[str]()

@@ -1,4 +1,6 @@
-"""Whether the next cell can use the process groups of ranks that stay, by what each rank reports about them. Pure."""
+"""Whether the next cell can use the process groups of ranks that stay, by what each rank reports
+about them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from distmagic.remote.wire.clipping import ranges
 
 
 def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
-    """Return why the process groups are made again before the next cell, and which variables hold the old ones; "" if
-    they are fine.
+    """Return why the process groups are made again before the next cell, and which variables hold
+    the old ones; "" if they are fine.
 
     `ends` has for each rank of the session the message with which its last cell ended.
     """

@@ -1,4 +1,6 @@
-"""What ranks that stay have done so far, by the events of their job: for a kernel that attaches to them. Pure."""
+"""What ranks that stay have done so far, by the events of their job: for a kernel that attaches to
+them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from distmagic.state.events import Event
 
 @frozen
 class Past:
-    """The cells so far. `last` is the number of the newest one, and `running` has the start of the cell of each rank
-    that runs one.
+    """The cells so far. `last` is the number of the newest one, and `running` has the start of the
+    cell of each rank that runs one.
 
-    `texts` are what the user wrote, by cell. `ends` has for each rank the end of its last cell of the user. `names` are
-    those that cells on a rank have assigned.
+    `texts` are what the user wrote, by cell. `ends` has for each rank the end of its last cell of
+    the user. `names` are those that cells on a rank have assigned.
     """
 
     last: int = 0

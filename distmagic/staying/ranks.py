@@ -40,7 +40,10 @@ _POST_MORTEM = '__import__("distmagic.remote.rank.stay", fromlist="x").post_mort
 
 @frozen
 class CellRequest:
-    """A cell to run on ranks that stay. `notebook` has the notebook's names; `ranks` () means all."""
+    """A cell to run on ranks that stay.
+
+    `notebook` has the notebook's names; `ranks` () means all.
+    """
 
     plan: CellPlan
     notebook: Mapping[str, object]
@@ -54,7 +57,10 @@ class Ranks(CellRunner):
 
     @property
     def history(self) -> list[str]:
-        """The texts of the cells so far. Of a former kernel's, the middle of a very long one is left out."""
+        """The texts of the cells so far.
+
+        Of a former kernel's, the middle of a very long one is left out.
+        """
         texts = sorted(self._control.past.texts.items())
         return [self._texts.get(cell, text) for cell, text in texts]
 
@@ -77,7 +83,9 @@ class Ranks(CellRunner):
     # ---- values
 
     def __getitem__(self, which: str | int) -> Any:
-        """`ranks["loss"]` returns a name's values on all ranks, in rank order; `ranks[2]` gives access to one rank."""
+        """`ranks["loss"]` returns a name's values on all ranks, in rank order; `ranks[2]` gives
+        access to one rank.
+        """
         if isinstance(which, str):
             return self.values(which, self._targets(()))
         return OneRank(self, self._targets((which,)))
@@ -94,8 +102,9 @@ class Ranks(CellRunner):
         return list(self)
 
     def values(self, name: str, ranks: tuple[int, ...]) -> list[Any]:
-        """Return the values of a name on some ranks. Raises the error of a cell that consists of the name, or
-        `NoResult`.
+        """Return the values of a name on some ranks.
+
+        Raises the error of a cell that consists of the name, or `NoResult`.
         """
         shown = f"{self.name}[{name!r}]"
         cell = Cell(_name(name), shown, texts={shown: name}, keeps=True)
@@ -125,7 +134,8 @@ class Ranks(CellRunner):
                 raise
 
     def holdings(self) -> list[str]:
-        """Return what the ranks have under the names that cells have assigned, and their GPU memory, as lines of text.
+        """Return what the ranks have under the names that cells have assigned, and their GPU
+        memory, as lines of text.
 
         If another kernel has the ranks, the only line says so: it numbers their cells.
         """
@@ -140,7 +150,10 @@ class Ranks(CellRunner):
         return holdings.lines(dict(run.results.items()))
 
     def debug(self, rank: int | None, screen: Screen) -> None:
-        """Open pdb where the last cell failed on a rank: on this one, or on the first that raised. Raises `UsageError`."""
+        """Open pdb where the last cell failed on a rank: on this one, or on the first that raised.
+
+        Raises `UsageError`.
+        """
         outcomes = {one: end.ended.outcome for one, end in self._last_ends.items()}
         raised = [one for one, outcome in outcomes.items() if outcome == "raised"]
         chosen = min(raised, default=None) if rank is None else rank
@@ -157,7 +170,10 @@ class Ranks(CellRunner):
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Count no idle time in the block. Raises the session's error if it was idle too long before."""
+        """Count no idle time in the block.
+
+        Raises the session's error if it was idle too long before.
+        """
         if self._control.is_taken and not self.done:
             raise self._taken()
         if not self.idle.begin_cell():
@@ -169,7 +185,8 @@ class Ranks(CellRunner):
             self.idle.end_cell()
 
     def show_idle_notice(self) -> None:
-        """Print, under the last cell that used the ranks, when they end without a cell, and the command that keeps them.
+        """Print, under the last cell that used the ranks, when they end without a cell, and the
+        command that keeps them.
 
         Called between two cells, on the thread of the session's loop.
         """
@@ -183,11 +200,15 @@ class Ranks(CellRunner):
             self._context.run(print, notice, flush=True)
 
     def keep(self) -> None:
-        """Restart the idle time, as any cell does. Raises the session's error if it was idle too long before."""
+        """Restart the idle time, as any cell does.
+
+        Raises the session's error if it was idle too long before.
+        """
         self._run_quietly(Cell("", "nothing"), self._targets(()))
 
     def take_over(self, screen: Screen) -> None:
-        """Make the ranks this kernel's, with the names, process groups and texts of all their cells so far.
+        """Make the ranks this kernel's, with the names, process groups and texts of all their cells
+        so far.
 
         A cell that still runs is shown to its end, and interrupts are for it.
         """
@@ -225,7 +246,10 @@ class Ranks(CellRunner):
     # ---- one cell
 
     def run_cell(self, request: CellRequest, screen: Screen) -> Run:
-        """Run a cell on its ranks, and show it. Raises the cell's error, or the error that ended the session."""
+        """Run a cell on its ranks, and show it.
+
+        Raises the cell's error, or the error that ended the session.
+        """
         with self._at_work(), interrupts.noted() as noted:
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
@@ -250,7 +274,9 @@ class Ranks(CellRunner):
         return self._left(cell)
 
     def _bring(self, names: Iterable[str], noted: interrupts.Interrupts) -> str:
-        """Send changed local modules to all ranks and reload them on the ranks; return a notice about it."""
+        """Send changed local modules to all ranks and reload them on the ranks; return a notice
+        about it.
+        """
         found = modules.texts_of(local_modules.found({*names, *self._modules}))
         stale = modules.stale(found, self._modules)
         if not stale:
@@ -287,7 +313,8 @@ class Ranks(CellRunner):
         return state.phase == "running" and has_all
 
     def _there(self, ranks: Sequence[int]) -> Mapping[str, str]:
-        """Return the digests of the notebook's values that were sent to any of these ranks, "" if not all have one value.
+        """Return the digests of the notebook's values that were sent to any of these ranks, "" if
+        not all have one value.
 
         A rank that has assigned the name itself does not count: it keeps its own value.
         """

@@ -1,5 +1,6 @@
-"""Starts ranks that stay: packs what their first cell imports, and begins a session of hosts. Attaches to ranks that
-another kernel has left.
+"""Starts ranks that stay: packs what their first cell imports, and begins a session of hosts.
+
+Attaches to ranks that another kernel has left.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def start(
     can_type: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
-    """Start ranks that stay, at this place. `plan` is their first cell, whose modules are sent with them."""
+    """Start ranks that stay, at this place.
+
+    `plan` is their first cell, whose modules are sent with them.
+    """
     is_kept = request.spec.on_disconnect == "keep"
     control = Control(request.stay_idle_s if is_kept else None)
     idle = IdleTime(request.stay_idle_s or math.inf, clock)
@@ -65,7 +69,10 @@ def attach(
     can_type: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
-    """Follow ranks that stay and outlive kernels, under this name in this kernel. `first_links` lead to the hosts of their job."""
+    """Follow ranks that stay and outlive kernels, under this name in this kernel.
+
+    `first_links` lead to the hosts of their job.
+    """
     control = Control(job.terms.ends_idle_s)
     idle = IdleTime(job.terms.ends_idle_s or math.inf, clock)
     screen = SessionScreen(idle, can_type=can_type, is_kept=True)
@@ -84,7 +91,9 @@ def attach(
 
 
 def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
-    """Return the payload of the session: the local modules that the first cell imports, and no call."""
+    """Return the payload of the session: the local modules that the first cell imports, and no
+    call.
+    """
     found = local_modules.found(local_modules.imports_of_text(plan.text))
     shown = on_ranks.look([(name, plan.text, None), *on_ranks.of_modules(found)])
     return Payload(
@@ -98,9 +107,12 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
 
 
 class SessionScreen(Screen):
-    """The screen of a session's own loop. It shows nothing: only cells are shown. It stops a session that is idle too long.
+    """The screen of a session's own loop.
 
-    Hosts stop one that `is_kept`, for its time without a cell alone. `on_notice` is called some time before that.
+    It shows nothing: only cells are shown. It stops a session that is idle too long.
+
+    Hosts stop one that `is_kept`, for its time without a cell alone. `on_notice` is called some
+    time before that.
     """
 
     def __init__(self, idle: IdleTime, *, can_type: bool, is_kept: bool) -> None:

@@ -1,11 +1,12 @@
-"""The stages of the user's interrupts of a cell: stop after a common step, stop at once, end the ranks. Pure.
+"""The stages of the user's interrupts of a cell: stop after a common step, stop at once, end the
+ranks. Pure.
 
     the user interrupts   --next_stage-->  CellState in its next stage
     CellState             --due-->         CellState, and the requests to send to ranks now
 
-If all ranks were interrupted at one moment, some would be in one step and some in the next. That would leave most
-models under DistributedDataParallel unusable. So all ranks first report their steps, and then stop at a step that none
-has passed.
+If all ranks were interrupted at one moment, some would be in one step and some in the next. That
+would leave most models under DistributedDataParallel unusable. So all ranks first report their
+steps, and then stop at a step that none has passed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def next_stage(state: CellState) -> CellState:
 
 
 def due(state: CellState) -> tuple[CellState, tuple[protocol.HandedOn, ...]]:
-    """Return the state after the due requests were sent, and these requests: for the user's interrupt, after failures,
-    and after other ranks have ended the cell.
+    """Return the state after the due requests were sent, and these requests: for the user's
+    interrupt, after failures, and after other ranks have ended the cell.
     """
     state, asked = _of_the_user(state)
     state, ended = of_ends(state)
@@ -98,7 +99,9 @@ def _where_they_are(state: CellState) -> tuple[CellState, protocol.HandedOn]:
 
 
 def is_stuck(state: CellState) -> bool:
-    """Whether ranks still run a cell some time after they were interrupted where they are: C code ignores that."""
+    """Whether ranks still run a cell some time after they were interrupted where they are: C code
+    ignores that.
+    """
     is_late = state.stage == "where they are" and state.run.at_s > state.until_s
     return is_late and bool(state.at_work)
 
@@ -106,10 +109,11 @@ def is_stuck(state: CellState) -> bool:
 def step_of_all(
     counts: Mapping[int, protocol.StepCount],
 ) -> tuple[str, int] | None:
-    """Return "step" or "iteration", and the next number that no rank has passed; None if ranks count neither.
+    """Return "step" or "iteration", and the next number that no rank has passed; None if ranks
+    count neither.
 
-    A rank that was asked passes at most one step after its count. Optimizer steps count as long as ranks still make
-    them.
+    A rank that was asked passes at most one step after its count. Optimizer steps count as long as
+    ranks still make them.
     """
     stepping = [one for one in counts.values() if one.steps]
     iterates = all(one.iterations for one in counts.values())
@@ -124,7 +128,9 @@ def step_of_all(
 
 
 def stopped_after(state: CellState) -> str:
-    """Return a sentence with the step after which all ranks stopped; "" if they did not stop that way."""
+    """Return a sentence with the step after which all ranks stopped; "" if they did not stop that
+    way.
+    """
     if state.stage != "stopping" or state.stop is None or not state.run.is_over:
         return ""
     if any(end.ended.outcome != "signalled" for end in state.ends.values()):
@@ -133,8 +139,8 @@ def stopped_after(state: CellState) -> str:
 
 
 def raised_after(state: CellState) -> str:
-    """Return a sentence with the error that ranks raised after the user's interrupt, such as in a `finally`; "" if none
-    has.
+    """Return a sentence with the error that ranks raised after the user's interrupt, such as in a
+    `finally`; "" if none has.
     """
     if state.run.stopping != "interrupted":
         return ""

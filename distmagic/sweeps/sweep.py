@@ -1,4 +1,5 @@
-"""A parameter sweep: runs with all combinations of some arguments, side by side, the rest in a queue.
+"""A parameter sweep: runs with all combinations of some arguments, side by side, the rest in a
+queue.
 
 the arguments           --combinations-->  one call for each run                     (pure)
 hosts, and their GPUs   --slots-->         Slot: a place for one run at a time       (pure)
@@ -41,15 +42,17 @@ _CHARACTERS_PER_S = 100_000  # which suits a slow line
 
 @frozen
 class Slot:
-    """A place for one run at a time: a host with the number of ranks of a run, and its devices, () without GPUs."""
+    """A place for one run at a time: a host with the number of ranks of a run, and its devices, ()
+    without GPUs.
+    """
 
     host: Host
     devices: tuple[str, ...] = ()
 
 
 def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the arguments of each run: all combinations of the values; the last name varies fastest. Raises
-    `UsageError`.
+    """Return the arguments of each run: all combinations of the values; the last name varies
+    fastest. Raises `UsageError`.
     """
     values = []
     for name, given in grid.items():
@@ -72,10 +75,12 @@ def combinations(grid: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...
 def slots(
     hosts: Sequence[Host], gpus: Sequence[int], ranks: int, devices: Sequence[str] = ()
 ) -> tuple[Slot, ...]:
-    """Return the places for runs with `ranks` ranks each. `gpus` has the number of GPUs of each host.
+    """Return the places for runs with `ranks` ranks each.
 
-    A host's capacity is the number after its name (`gpu-a:4`), else its number of GPUs, else one run. If `devices` are
-    given, only these are used. Raises `UsageError`.
+    `gpus` has the number of GPUs of each host.
+
+    A host's capacity is the number after its name (`gpu-a:4`), else its number of GPUs, else one
+    run. If `devices` are given, only these are used. Raises `UsageError`.
     """
     found = []
     for host, count in zip(hosts, gpus, strict=True):
@@ -98,10 +103,12 @@ def slots(
 
 
 class Sweep:
-    """The runs of a sweep, which continue in the background. As a cell's value it is a table with one row for each run.
+    """The runs of a sweep, which continue in the background.
 
-    `runs` are the started runs by name, `failed` the errors of failed ones. `wait()` waits for all, `stop()` ends them.
-    `rerun()` queues the failed runs again, `rerun("NAME")` any finished run.
+    As a cell's value it is a table with one row for each run.
+
+    `runs` are the started runs by name, `failed` the errors of failed ones. `wait()` waits for all,
+    `stop()` ends them. `rerun()` queues the failed runs again, `rerun("NAME")` any finished run.
     """
 
     def __init__(
@@ -172,7 +179,10 @@ class Sweep:
         return not self._queue and len(self._free) == self._slots
 
     def wait(self, timeout_s: float | None = None) -> Sweep:
-        """Wait for the end of all runs, and return self. Raises `TimeoutError`. An interrupt only ends the wait."""
+        """Wait for the end of all runs, and return self.
+
+        Raises `TimeoutError`. An interrupt only ends the wait.
+        """
         with self._has_changed:
             if not self._has_changed.wait_for(lambda: self.done, timeout_s):
                 raise TimeoutError(f"the sweep still goes on after {timeout_s:g} s")
@@ -242,7 +252,9 @@ class Sweep:
         return self.table._repr_html_()
 
     def show(self) -> None:
-        """In a notebook, show the table in the output of this cell, and update it during the runs."""
+        """In a notebook, show the table in the output of this cell, and update it during the
+        runs.
+        """
         if kernel() is not None:
             self._shown_in = cell_number()
             self._display_ids.append(f"distmagic-{secrets.token_hex(8)}")
@@ -287,7 +299,8 @@ def begin_sweep(
 ) -> Sweep:
     """Start a run for each payload, as room allows. Raises the errors of connecting to hosts.
 
-    `directories` are the names of the runs' own working directories on the hosts; both are keyed by run name.
+    `directories` are the names of the runs' own working directories on the hosts; both are keyed by
+    run name.
     """
     ranks = spec.nproc_per_node or 1
     if not isinstance(ranks, int) or spec.detach or spec.nnodes not in (None, (1, 1)):

@@ -1,4 +1,6 @@
-"""The interface of a system's `hosts.py`: types only, so that a type checker finds missing parts."""
+"""The interface of a system's `hosts.py`: types only, so that a type checker finds missing
+parts.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ Asked = Any  # returned by the system's own `asked`
 class Held(Protocol):
     """Hosts from a system: an allocation, a cluster. `hosts` is () until they are known.
 
-    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that wait for it, and
-    `awaited` is the number of hosts it will have, as far as known.
+    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that
+    wait for it, and `awaited` is the number of hosts it will have, as far as known.
     """
 
     title: str
@@ -55,7 +57,9 @@ class Held(Protocol):
         """Add advice to the error of a run on its hosts, as far as it is involved."""
 
     def findings(self, asker: Asker) -> Sequence[Finding]:
-        """Return what the system reports to be wrong with the hosts, for the doctor; () also without an answer."""
+        """Return what the system reports to be wrong with the hosts, for the doctor; () also
+        without an answer.
+        """
 
     def end(self) -> None:
         """Release the hosts, even if jobs run on them."""
@@ -90,7 +94,10 @@ class GivesHosts(Protocol):
     pool: Callable[[Connect], Pool]
 
     def asked(self, place: str, wanted: Wanted) -> Asked:
-        """Return what a cell's line requests from the system; `place` is the text after `--on`. Raises `UsageError`."""
+        """Return what a cell's line requests from the system; `place` is the text after `--on`.
+
+        Raises `UsageError`.
+        """
 
     def preview(
         self, request: Asked, access: Access, owner: str, *, is_elastic: bool

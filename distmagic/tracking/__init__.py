@@ -1,4 +1,5 @@
-"""Sends metrics that ranks report to an experiment tracker: TensorBoard, Weights & Biases or MLflow.
+"""Sends metrics that ranks report to an experiment tracker: TensorBoard, Weights & Biases or
+MLflow.
 
     RunState  --points.Unsent-->  TrackedPoint, ...  --writers-->  the tracker's own package, on the notebook machine
 

@@ -1,4 +1,7 @@
-"""A screen that also writes the run to an experiment tracker. A failing tracker does not end the run."""
+"""A screen that also writes the run to an experiment tracker.
+
+A failing tracker does not end the run.
+"""
 
 from __future__ import annotations
 

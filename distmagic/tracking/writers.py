@@ -19,7 +19,9 @@ _MOST_AT_ONCE = 1000  # limit of metrics in one request to MLflow
 
 
 class TensorBoard:
-    """A folder of event files for each rank, so that TensorBoard draws ranks as lines of one chart."""
+    """A folder of event files for each rank, so that TensorBoard draws ranks as lines of one
+    chart.
+    """
 
     def __init__(self, state: RunState, folder: Path) -> None:
         self._make = import_module("torch.utils.tensorboard").SummaryWriter

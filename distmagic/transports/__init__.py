@@ -1,7 +1,9 @@
-"""The interface between the launcher and a host: a transport starts one process on the host and holds its pipes.
+"""The interface between the launcher and a host: a transport starts one process on the host and
+holds its pipes.
 
-A transport does not use torch, jobs or ranks, and never retries by itself. `tests/transports/contract.py` has the tests
-that every implementation must pass. Read the modules in this order:
+A transport does not use torch, jobs or ranks, and never retries by itself.
+`tests/transports/contract.py` has the tests that every implementation must pass. Read the modules
+in this order:
 
     asking.py        asks the user for passwords and passphrases
     troubles.py      explains errors of connecting to a host
@@ -36,7 +38,8 @@ class Process(Protocol):
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes of its stdout as soon as there are any; b"" at end of file or after `close`.
+        """Return some bytes of its stdout as soon as there are any; b"" at end of file or after
+        `close`.
 
         Raises the errors of `start` if the process turns out not to have started.
         """
@@ -45,7 +48,9 @@ class Process(Protocol):
         """Return the process's stderr so far, at most the last 8 KiB."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return its exit code, negative for a signal; None if still running after `timeout_s` or unknown."""
+        """Return its exit code, negative for a signal; None if still running after `timeout_s` or
+        unknown.
+        """
 
     def close_stdin(self) -> None:
         """Close the process's stdin."""
@@ -55,7 +60,9 @@ class Process(Protocol):
 
 
 class Transport(Protocol):
-    """A way to start processes on a host. A function `connect(...)` makes it, and returns once it is ready.
+    """A way to start processes on a host.
+
+    A function `connect(...)` makes it, and returns once it is ready.
 
     `warnings` are messages for the user about ignored parts of the configuration.
     """
@@ -63,8 +70,9 @@ class Transport(Protocol):
     warnings: tuple[str, ...]
 
     def start(self, argv: Argv) -> Process:
-        """Start `argv` on the host, connected by its stdin, stdout and stderr. Raises a `HostError` or
-        `ConnectionLost`.
+        """Start `argv` on the host, connected by its stdin, stdout and stderr.
+
+        Raises a `HostError` or `ConnectionLost`.
         """
 
     def close(self) -> None:

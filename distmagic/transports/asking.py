@@ -1,7 +1,10 @@
-"""Questions to the user: passphrases of keys, passwords, one-time passwords. One question at a time.
+"""Questions to the user: passphrases of keys, passwords, one-time passwords.
 
-Every line of a prompt starts with the host: "gpu-a: Verification code: ". The user enters a passphrase once per key
-file and kernel; it is only kept in this process's memory. Passwords and one-time passwords are never kept.
+One question at a time.
+
+Every line of a prompt starts with the host: "gpu-a: Verification code: ". The user enters a
+passphrase once per key file and kernel; it is only kept in this process's memory. Passwords and
+one-time passwords are never kept.
 """
 
 from __future__ import annotations
@@ -45,13 +48,14 @@ class NoAsker:
 
 
 def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
-    """Ask the user a question that `host` has sent, and return the answer; `secret`: don't echo the input.
+    """Ask the user a question that `host` has sent, and return the answer; `secret`: don't echo the
+    input.
 
     Waits until no other thread asks a question. Raises the errors of `asker`.
     """
     with _one_at_a_time:
-        # The server chose the text. Each line starts with the server's host, so it can't look like another host's
-        # question.
+        # The server chose the text. Each line starts with the server's host, so it can't look like
+        # another host's question.
         words = sanitize.lines(question)[:_QUESTION_CHARS].strip() or "Answer:"
         named = "\n".join(f"{host}: {line}" for line in words.split("\n"))
         return asker.ask(f"{named} ", secret=secret)
@@ -60,10 +64,11 @@ def ask(asker: Asker, host: str, question: str, *, secret: bool = True) -> str:
 def unlock(
     asker: Asker, host: str, key_file: str, load: Callable[[str], Key | None]
 ) -> Key | None:
-    """Ask the user for the passphrase of a key file, and return the key; None after `ATTEMPTS` wrong answers.
+    """Ask the user for the passphrase of a key file, and return the key; None after `ATTEMPTS`
+    wrong answers.
 
-    `load` returns the key for a passphrase, None for a wrong one. A passphrase that was correct before is tried first,
-    without a question. Raises the errors of `asker`.
+    `load` returns the key for a passphrase, None for a wrong one. A passphrase that was correct
+    before is tried first, without a question. Raises the errors of `asker`.
     """
     with _one_at_a_time:
         kept = _passphrases.get(key_file)

@@ -1,6 +1,7 @@
 """A TLS connection that is used in one direction: after its first message only one end sends.
 
-One direction needs one thread at each end: Python's TLS sockets may not be read and written at the same time.
+One direction needs one thread at each end: Python's TLS sockets may not be read and written at the
+same time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ LONGEST = 1 << 20  # bytes of a message, or of a piece of a stream
 # A letter for the kind, and the number of bytes that follow.
 _HEAD = struct.Struct(">cI")
 _MESSAGE = b"m"
-# A broken network is noticed by a sender from missing acknowledgements, and by a reader from keep-alives: after 2 s of
-# silence, 3 probes without an answer.
+# A broken network is noticed by a sender from missing acknowledgements, and by a reader from
+# keep-alives: after 2 s of silence, 3 probes without an answer.
 _TCP_OPTIONS = (
     ("TCP_NODELAY", 1),
     ("TCP_USER_TIMEOUT", 6000),
@@ -48,7 +49,9 @@ class Channel:
             self._raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def tell(self, **words: Any) -> None:
-        """Send a message. Raises OSError if the other end is gone, ValueError for one that it would reject."""
+        """Send a message. Raises OSError if the other end is gone, ValueError for one that it would
+        reject.
+        """
         data = json.dumps(words).encode()
         if len(data) > LONGEST:
             raise ValueError(f"a message of {len(data)} bytes is too long")
@@ -73,7 +76,10 @@ class Channel:
                 self._tls.sendall(_HEAD.pack(kind, len(piece)) + piece)
 
     def receive(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
-        """Return (kind, bytes) of the next data, (b"", b"") at the end of the connection. Raises OSError."""
+        """Return (kind, bytes) of the next data, (b"", b"") at the end of the connection.
+
+        Raises OSError.
+        """
         with self._using:
             if self._is_closed:
                 return b"", b""

@@ -1,5 +1,6 @@
-"""Transport to nodes that have connected to this one. Each process has two connections, which its node makes on
-request.
+"""Transport to nodes that have connected to this one.
+
+Each process has two connections, which its node makes on request.
 
 stdin    this end sends:    "i" with bytes, "e": end of file
 stdout   the node sends:    "o" with bytes, "e": end of file; then "s" with the end of stderr, "x" with the exit code
@@ -80,7 +81,9 @@ class DialledProcess:
             ) from None
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
+        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the
+        connection is lost.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self.is_closed or self._has_end or self._data
@@ -97,7 +100,9 @@ class DialledProcess:
         return self._tail.text()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return its exit code, negative for a signal; None if still running or if the connection ended first."""
+        """Return its exit code, negative for a signal; None if still running or if the connection
+        ended first.
+        """
         self._ended.wait(timeout_s)
         return self._code
 
@@ -116,7 +121,9 @@ class DialledProcess:
 
 
 class DialledTransport(OpenProcesses):
-    """Starts processes on a node that has connected to this one; `begin` requests the connections of a process."""
+    """Starts processes on a node that has connected to this one; `begin` requests the connections
+    of a process.
+    """
 
     def __init__(self, name: str, begin: Begin) -> None:
         super().__init__()
@@ -130,7 +137,9 @@ class DialledTransport(OpenProcesses):
 
 
 def serve(process: Process, stdin: Channel, stdout: Channel) -> None:
-    """On the node: forward a process's pipes over its two connections, and return when it has ended and all is sent."""
+    """On the node: forward a process's pipes over its two connections, and return when it has ended
+    and all is sent.
+    """
     feeding = threads.begin("feed", _feed, process, stdin)
     try:
         while data := process.read():

@@ -1,4 +1,6 @@
-"""A child process of this machine with the `Process` interface: three pipes, on which no thread can block forever."""
+"""A child process of this machine with the `Process` interface: three pipes, on which no thread can
+block forever.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Tail:
 
 
 class PipedProcess:
-    """A started child whose stdin, stdout and stderr are pipes. `name` is the host, for messages."""
+    """A started child whose stdin, stdout and stderr are pipes.
+
+    `name` is the host, for messages.
+    """
 
     def __init__(self, child: subprocess.Popen[bytes], name: str) -> None:
         assert child.stdin is not None

@@ -1,4 +1,7 @@
-"""A program of `remote/keeper/` as one argument of `python3 -c`, for hosts without a bundle. Pure."""
+"""A program of `remote/keeper/` as one argument of `python3 -c`, for hosts without a bundle.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,23 @@ def command(python: str, role: str, request: Mapping[str, object]) -> Argv:
     """
     words = ("-u", "-c", _one_line(role), f"distmagic-{role}", json.dumps(request))
     if python.startswith("~/"):
-        # The home of the host that runs it. No shell expands `~`, where another program, such as srun, starts it.
+        # The home of the host that runs it. No shell expands `~`, where another program, such as
+        # srun, starts it.
         return ("sh", "-c", 'exec "$HOME/$0" "$@"', python[2:], *words)
     return (python, *words)
 
 
 @functools.cache
 def _one_line(role: str) -> str:
-    # The text of a program: it makes modules of its parts, as if they were imported, and runs `role`.
+    # The text of a program: it makes modules of its parts, as if they were imported, and runs
+    # `role`.
     program = _LOADER if _PARTS[role] else ""
     for name in _PARTS[role]:
         program += f"_load({f'{_PACKAGE}.{name}'!r}, {_source(name)!r})\n"
     program += _source(role)
     packed = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
-    # The first words remove the working directory from the path, so that a json.py in the user's home does not replace
-    # Python's own.
+    # The first words remove the working directory from the path, so that a json.py in the user's
+    # home does not replace Python's own.
     return f"import sys;sys.path[:]=[p for p in sys.path if p];import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
 
 

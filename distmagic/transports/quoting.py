@@ -1,7 +1,8 @@
 """Quotes an argv as one line for any log-in shell: sh, bash, dash, zsh, fish, csh and tcsh. Pure.
 
-sshd passes the line to the user's shell with `-c`. Inside single quotes these shells only differ in the quote itself,
-the backslash (fish) and the exclamation mark (csh). These three are written outside of quotes, each after a backslash.
+sshd passes the line to the user's shell with `-c`. Inside single quotes these shells only differ in
+the quote itself, the backslash (fish) and the exclamation mark (csh). These three are written
+outside of quotes, each after a backslash.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _OUTSIDE = re.compile(r"([\\'!])")
 
 
 def command_line(argv: Argv) -> str:
-    """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program means the host's
-    home.
+    """Return `argv` as a line that replaces the shell by the program; a leading `~/` of the program
+    means the host's home.
 
-    Raises `ValueError` for an empty argv, and for a line break or a NUL, which csh can't handle. A word of more than
-    about 3000 characters is too long for csh.
+    Raises `ValueError` for an empty argv, and for a line break or a NUL, which csh can't handle. A
+    word of more than about 3000 characters is too long for csh.
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program")

@@ -1,9 +1,11 @@
-"""Hosts over SSH with the system's own client, for configurations that paramiko can't do. One master a host.
+"""Hosts over SSH with the system's own client, for configurations that paramiko can't do.
 
-The master connection is a child process that runs `cat` on the host. When this process ends, however it ends, the
-child's pipe closes, so `cat` ends and the master with it. Every process on the host is one more session of the master.
-The client never asks the user (BatchMode): keys come from the agent, and a log-in that needs a typed answer needs
-paramiko.
+One master a host.
+
+The master connection is a child process that runs `cat` on the host. When this process ends,
+however it ends, the child's pipe closes, so `cat` ends and the master with it. Every process on the
+host is one more session of the master. The client never asks the user (BatchMode): keys come from
+the agent, and a log-in that needs a typed answer needs paramiko.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ class SessionProcess(PipedProcess):
 
 
 class CommandTransport(OpenProcesses):
-    """One master connection, and the directory of its socket. The client reports an error in its configuration."""
+    """One master connection, and the directory of its socket.
+
+    The client reports an error in its configuration.
+    """
 
     def __init__(
         self,
@@ -78,9 +83,12 @@ class CommandTransport(OpenProcesses):
         self._master: PipedProcess | None = None
 
     def open(self, seconds: float, by_hand: str) -> str:
-        """Start the master; return "" once it is connected, else the client's error. Raises OSError.
+        """Start the master; return "" once it is connected, else the client's error.
 
-        Raises `PreflightError` if the log-in shell never runs its command; `by_hand` is ssh's command.
+        Raises OSError.
+
+        Raises `PreflightError` if the log-in shell never runs its command; `by_hand` is ssh's
+        command.
         """
         options = _options(
             "ControlMaster=yes",
@@ -126,7 +134,8 @@ class CommandTransport(OpenProcesses):
         has_master = self._master is not None and self._master.wait(0) is None
         if not has_master or not self._socket.exists():
             raise ConnectionLost(f"{self.name}: the connection is lost.")
-        # Without its master the client would connect by itself: `ProxyCommand=false` makes that fail at once.
+        # Without its master the client would connect by itself: `ProxyCommand=false` makes that
+        # fail at once.
         options = _options(
             "ControlMaster=no", f"ControlPath={self._socket}", "ProxyCommand=false"
         )
@@ -163,7 +172,8 @@ def connect(
 ) -> CommandTransport:
     """Connect and log in.
 
-    Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the host.
+    Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the
+    host.
     """
     client = _client(access)
     destination = _destination(host)

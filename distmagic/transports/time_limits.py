@@ -19,8 +19,8 @@ _LOOK_S = 0.1  # pause between two checks of all limits: the max delay of a call
 class TimeLimit:
     """Calls `act` once, on another thread, after so many seconds, unless it is called off before.
 
-    As a context manager, the end of the block calls it off. `is_over`: the time has expired. Raises `RuntimeError`
-    while Python exits, when no thread can start.
+    As a context manager, the end of the block calls it off. `is_over`: the time has expired. Raises
+    `RuntimeError` while Python exits, when no thread can start.
     """
 
     def __init__(self, seconds: float, act: Callable[[], object]) -> None:
@@ -40,11 +40,14 @@ class TimeLimit:
 
 
 class _Watcher:
-    """All limits of a process, and when each is due: accessed in atomic steps, which need no lock."""
+    """All limits of a process, and when each is due: accessed in atomic steps, which need no
+    lock.
+    """
 
     def __init__(self) -> None:
         self.due_s: dict[TimeLimit, float] = {}
-        # Reentrant: starting a thread may trigger garbage collection, and a finalizer may use a limit.
+        # Reentrant: starting a thread may trigger garbage collection, and a finalizer may use a
+        # limit.
         self._beginning = threading.RLock()
         self._has_begun = False
         self._has_some = threading.Event()
@@ -67,7 +70,10 @@ class _Watcher:
                 self._has_some.set()
 
     def _look(self) -> None:
-        """Begin the calls that are due. Its own function: no variable keeps the last limit while the thread waits."""
+        """Begin the calls that are due.
+
+        Its own function: no variable keeps the last limit while the thread waits.
+        """
         now_s = time.monotonic()
         for limit, due_s in self.due_s.copy().items():
             if due_s <= now_s and self.due_s.pop(limit, None) is not None:

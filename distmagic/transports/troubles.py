@@ -1,7 +1,9 @@
-"""Messages for errors of connecting to a host: one constant for each cause, used by both SSH transports. Pure.
+"""Messages for errors of connecting to a host: one constant for each cause, used by both SSH
+transports. Pure.
 
-A `Trouble` lacks the host that the user typed, because a jump host serves several; `for_host` adds that host. `where` is
-the machine of the failed connection: "10.0.0.5 port 22" or "jump host bastion (10.0.0.1 port 22)".
+A `Trouble` lacks the host that the user typed, because a jump host serves several; `for_host` adds
+that host. `where` is the machine of the failed connection: "10.0.0.5 port 22" or "jump host bastion
+(10.0.0.1 port 22)".
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _STEPS = {HostKeyError: "key", AuthenticationError: "log-in"}
 
 
 class Trouble(Exception):
-    """A `HostError` without its host. `step` is the failed step of the connection, as in `HostError`."""
+    """A `HostError` without its host.
+
+    `step` is the failed step of the connection, as in `HostError`.
+    """
 
     def __init__(
         self, kind: type[HostError], message: str, hint: str = "", step: str = ""
@@ -55,7 +60,8 @@ class Trouble(Exception):
 class TroubleCause:
     """One cause of failure: `CAUSE(where, ...)` makes its `Trouble`, replacing the names in braces.
 
-    `why` is the reason from another program; `file` and `line` are in a known_hosts file, in which `key` was searched.
+    `why` is the reason from another program; `file` and `line` are in a known_hosts file, in which
+    `key` was searched.
     """
 
     kind: type[HostError]
@@ -210,10 +216,12 @@ def of_socket(where: str, error: OSError, seconds: float) -> Trouble:
 def unknown_host_key(
     where: str, known_as: str, hostname: str, port: int, key: str, file: str, *, is_direct: bool = True
 ) -> Trouble:  # fmt: skip
-    """No known_hosts line confirms that `key` (type and SHA256 fingerprint, or "it") belongs to this host.
+    """No known_hosts line confirms that `key` (type and SHA256 fingerprint, or "it") belongs to
+    this host.
 
-    `known_as` is the name in known_hosts, `hostname` and `port` are the address. `file` is for new keys, "" if the
-    configuration keeps none. `is_direct`: it is reached directly from this machine, as by ssh-keyscan.
+    `known_as` is the name in known_hosts, `hostname` and `port` are the address. `file` is for new
+    keys, "" if the configuration keeps none. `is_direct`: it is reached directly from this machine,
+    as by ssh-keyscan.
     """
     message = (
         f"the host key of {where} is not known: {key} is in no line for {known_as}."

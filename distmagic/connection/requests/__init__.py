@@ -1,8 +1,9 @@
-"""Requests to one host over a link: each function sends one request, or a few, and returns the host's answer.
+"""Requests to one host over a link: each function sends one request, or a few, and returns the
+host's answer.
 
-A function takes the link, blocks until the answer comes, and keeps no state. It opens no link itself, except by a
-function that its caller passes. Answers are not trusted: their size is limited, and paths of files are checked. Read in
-this order:
+A function takes the link, blocks until the answer comes, and keeps no state. It opens no link
+itself, except by a function that its caller passes. Answers are not trusted: their size is limited,
+and paths of files are checked. Read in this order:
 
     host_requests.py  addresses and free ports of a host, and its jobs, blobs and working directories
     blob_requests.py  files of a payload

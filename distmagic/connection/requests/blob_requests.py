@@ -1,4 +1,6 @@
-"""Requests to a host about files of a payload: receive those that it lacks, or send one that it has."""
+"""Requests to a host about files of a payload: receive those that it lacks, or send one that it
+has.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def deliver(
     blobs: tuple[LocalBlob, ...],
     tell: Callable[[int, int], object] = lambda *_: None,
 ) -> int:
-    """Send the host the files that it lacks; return the bytes sent. `tell` is called with (bytes so far, total)."""
+    """Send the host the files that it lacks; return the bytes sent.
+
+    `tell` is called with (bytes so far, total).
+    """
     link.send(protocol.OfferBlobs(blobs=tuple(local.blob for local in blobs)))
     wanted = link.answer(protocol.MissingBlobs).sha256
     sending = [local for local in blobs if local.blob.sha256 in wanted]
@@ -35,8 +40,8 @@ def deliver(
 def fetch_blob(link: Link, blob: Blob, write: Callable[[bytes], object]) -> None:
     """Fetch a blob from the host, and pass its bytes to `write`, piece by piece.
 
-    Raises `PreflightError` if the host does not have the blob. Raises `ProtocolError`, and closes the link, if the blob
-    has another size on the host.
+    Raises `PreflightError` if the host does not have the blob. Raises `ProtocolError`, and closes
+    the link, if the blob has another size on the host.
     """
     link.send(protocol.GetBlob(sha256=blob.sha256))
     size = link.answer(protocol.Data).size_bytes

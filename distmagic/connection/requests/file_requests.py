@@ -23,9 +23,9 @@ _SHOWN_CHARS = 200  # characters of a rejected path that are shown
 def find_files(link: Link, folder: Folder, pattern: str) -> tuple[FoundFile, ...]:
     """Return the files below a folder that match a pattern, ordered by path.
 
-    Raises `PreflightError` for too many files, and `ProtocolError` for a path outside of the folder or the pattern. So
-    the host can't choose which files are written on this machine. A path is exactly as on the host, with any character
-    except NUL, so display it with `repr` or `sanitize`.
+    Raises `PreflightError` for too many files, and `ProtocolError` for a path outside of the folder
+    or the pattern. So the host can't choose which files are written on this machine. A path is
+    exactly as on the host, with any character except NUL, so display it with `repr` or `sanitize`.
     """
     found: list[FoundFile] = []
     with link.bounded(WALK_S):
@@ -51,8 +51,8 @@ def read_file(
 ) -> bool:
     """Pass a file to `write`, after calling `begin` with its length and start.
 
-    Return whether the file changed on the host during the transfer. Raises `PreflightError` if the host has no such
-    file.
+    Return whether the file changed on the host during the transfer. Raises `PreflightError` if the
+    host has no such file.
     """
     link.send(request)
     begins = link.answer(protocol.FileBegins)
@@ -79,9 +79,11 @@ def write_file(
     begin: Callable[[int], object],
     add: Callable[[int], object],
 ) -> None:
-    """Send a file. `begin` gets the number of bytes that the host already has, `add` the number of sent bytes.
+    """Send a file. `begin` gets the number of bytes that the host already has, `add` the number of
+    sent bytes.
 
-    Raises `PreflightError` if the host refuses it, and `PayloadError` if the file has become shorter.
+    Raises `PreflightError` if the host refuses it, and `PayloadError` if the file has become
+    shorter.
     """
     link.send(request)
     offset = link.answer(protocol.FileBegins).offset
@@ -98,7 +100,10 @@ def write_file(
 
 @dataclass
 class Reopening:
-    """A link that is opened on demand, and again if the connection breaks. A `with` block closes it at its end."""
+    """A link that is opened on demand, and again if the connection breaks.
+
+    A `with` block closes it at its end.
+    """
 
     _open_link: Callable[[], Link]
     _link: Link | None = None

@@ -10,17 +10,20 @@ from distmagic.remote.wire.bounds import MOST_JOBS
 
 
 def route_to(link: Link, peer: str) -> protocol.Route:
-    """Return the address and interface of this host on its route to `peer`; "" means its route to this notebook."""
+    """Return the address and interface of this host on its route to `peer`; "" means its route to
+    this notebook.
+    """
     return link.query(protocol.GetRoute(peer=peer), protocol.Route)
 
 
 def examine(
     link: Link, request: protocol.Examine
 ) -> tuple[protocol.Examined, tuple[float, float]]:
-    """Return the host's answers for the doctor, and the min and max seconds by which its clock is ahead of this
-    machine's.
+    """Return the host's answers for the doctor, and the min and max seconds by which its clock is
+    ahead of this machine's.
 
-    The comparison uses this machine's monotonic clock, so these values can only be compared between hosts.
+    The comparison uses this machine's monotonic clock, so these values can only be compared between
+    hosts.
     """
     asked = time.monotonic()
     found = link.query(request, protocol.Examined)
@@ -29,7 +32,8 @@ def examine(
 
 
 def knock(link: Link, doors: tuple[protocol.HostDoor, ...]) -> tuple[str, ...]:
-    """Return the ports in `doors` of other hosts to which this host can connect; see `distmagic.remote.checkup.doors`.
+    """Return the ports in `doors` of other hosts to which this host can connect; see
+    `distmagic.remote.checkup.doors`.
 
     An empty `doors` makes the host close its own ports.
     """
@@ -37,14 +41,18 @@ def knock(link: Link, doors: tuple[protocol.HostDoor, ...]) -> tuple[str, ...]:
 
 
 def free_port(link: Link, address: str) -> int:
-    """Return a free port at this host's own `address`. Raises `PreflightError` if it has no such address."""
+    """Return a free port at this host's own `address`.
+
+    Raises `PreflightError` if it has no such address.
+    """
     return link.query(protocol.GetFreePort(address=address), protocol.FreePort).port
 
 
 def claim_devices(
     link: Link, job: str, devices: tuple[str, ...]
 ) -> tuple[protocol.DeviceClaim, ...]:
-    """Reserve all these devices of the host for a job, or none; return the claims of jobs that have some of them.
+    """Reserve all these devices of the host for a job, or none; return the claims of jobs that have
+    some of them.
 
     An empty result means that the job has them now. Empty `devices` releases all.
     """
@@ -66,7 +74,9 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
 
 
 def remove_job(link: Link, job: str, owner: str = "") -> int:
-    """Remove the files of a finished job on the host; return the bytes. Raises `PreflightError` if it still runs.
+    """Remove the files of a finished job on the host; return the bytes.
+
+    Raises `PreflightError` if it still runs.
 
     With an `owner`, the host removes nothing of a job that its records assign to another owner.
     """
@@ -75,7 +85,8 @@ def remove_job(link: Link, job: str, owner: str = "") -> int:
 
 
 def prune_blobs(link: Link, *, removes: bool, owner: str = "") -> int:
-    """Return the bytes of unused blobs and other generated files on the host; with `removes`, remove them.
+    """Return the bytes of unused blobs and other generated files on the host; with `removes`,
+    remove them.
 
     With an `owner`, files of other owners are left out.
     """
@@ -89,6 +100,9 @@ def list_work_dirs(link: Link) -> tuple[protocol.KeptWorkDir, ...]:
 
 
 def remove_work_dir(link: Link, name: str) -> int:
-    """Remove a working directory on the host; return the bytes. Raises `PreflightError` if a job uses it."""
+    """Remove a working directory on the host; return the bytes.
+
+    Raises `PreflightError` if a job uses it.
+    """
     request = protocol.RemoveWorkDir(name=name)
     return link.query(request, protocol.Removed, WALK_S).size_bytes

@@ -1,4 +1,6 @@
-"""Requests to hosts about one job: end it, read logs, files, stacks, small results and start message, add a node."""
+"""Requests to hosts about one job: end it, read logs, files, stacks, small results and start
+message, add a node.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from distmagic.state.hangs import Explanation, explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
-# In addition to the grace time: an agent takes at most 10 s; the rest is for the job's events, which come first.
+# In addition to the grace time: an agent takes at most 10 s; the rest is for the job's events,
+# which come first.
 STOP_TIMEOUT_S = 60.0
 LOG_LIMIT_BYTES = 1 << 30  # limit, because the whole text is held in memory
 _STREAMS = ("stdout", "stderr")
@@ -35,7 +38,8 @@ _MAX_RANKS = 4096  # limit of ranks of one node whose stacks are read
 def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
     """Stop a job on this node, and return when nothing of it is left.
 
-    Raises `Unreachable` if that takes `STOP_TIMEOUT_S` longer than the grace time, and the errors of `Link.events`.
+    Raises `Unreachable` if that takes `STOP_TIMEOUT_S` longer than the grace time, and the errors
+    of `Link.events`.
     """
     with link.bounded(grace_s + STOP_TIMEOUT_S, f"job {job} did not confirm its end"):
         link.attach(protocol.FollowJob(job=job, node_rank=node_rank))
@@ -45,7 +49,9 @@ def stop(link: Link, job: str, node_rank: int, grace_s: float) -> None:
 
 
 def sweep(link: Link, job: str, node_rank: int | None = None) -> protocol.Final:
-    """End all processes of this node on its host, and of dead agents of this job; return those that survived."""
+    """End all processes of this node on its host, and of dead agents of this job; return those that
+    survived.
+    """
     request = protocol.SweepJob(job=job, node_rank=node_rank)
     return link.query(request, protocol.Final)
 
@@ -59,8 +65,8 @@ def fetch(
 ) -> protocol.Data:
     """Pass a file of a job to `write`, piece by piece; return its length.
 
-    Raises `PreflightError` if the host has no such file. Raises `ProtocolError` without reading the file if it is
-    larger than `limit_bytes`; the conversation can't continue then.
+    Raises `PreflightError` if the host has no such file. Raises `ProtocolError` without reading the
+    file if it is larger than `limit_bytes`; the conversation can't continue then.
     """
     link.send(request)
     data = link.answer(protocol.Data)
@@ -83,7 +89,10 @@ def fetch(
 def read(
     link: Link, job: str, node_rank: int, name: str, limit_bytes: int
 ) -> tuple[bytes, protocol.Data]:
-    """Return the newest bytes of a file of a job, and the host's data about them. Raises as `fetch`."""
+    """Return the newest bytes of a file of a job, and the host's data about them.
+
+    Raises as `fetch`.
+    """
     data = bytearray()
     request = protocol.GetFile(
         job=job, node_rank=node_rank, name=name, most_bytes=limit_bytes
@@ -112,9 +121,11 @@ def newest_logs(
 ) -> str:
     """Return the newest output of a rank on this node, at most `most_bytes` of each stream.
 
-    stdout comes before stderr, or with `by_time` lines are in the order in which the host read them.
+    stdout comes before stderr, or with `by_time` lines are in the order in which the host read
+    them.
 
-    A line of text replaces left-out lines: it names their size, and where the whole output is. Nothing more is sent.
+    A line of text replaces left-out lines: it names their size, and where the whole output is.
+    Nothing more is sent.
     """
     notes = {}
     skipped = {}
@@ -149,14 +160,19 @@ def newest_logs(
 
 
 def is_small(size_bytes: int | None) -> bool:
-    """Whether a rank's result is sent at once; a larger one stays on its host until it is accessed."""
+    """Whether a rank's result is sent at once; a larger one stays on its host until it is
+    accessed.
+    """
     return 0 < (size_bytes or 0) <= _SMALL_BYTES
 
 
 def small_results(
     link: Link, job: str, node_rank: int, sizes: Mapping[int, int]
 ) -> dict[int, bytes]:
-    """Return small results of a node's ranks as bytes; `sizes` by rank. If there are very many, only the first ones."""
+    """Return small results of a node's ranks as bytes; `sizes` by rank.
+
+    If there are very many, only the first ones.
+    """
     found: dict[int, bytes] = {}
     together = 0
     for rank, size in sizes.items():
@@ -172,7 +188,8 @@ def stacks(
 ) -> list[protocol.Stacks]:
     """Return the stack of each rank of a running job on this node; `request_id` must be unique.
 
-    With very many ranks, only the first ones. Raises `ConnectionLost` and `Unreachable` if no answer comes.
+    With very many ranks, only the first ones. Raises `ConnectionLost` and `Unreachable` if no
+    answer comes.
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
@@ -215,9 +232,11 @@ def get_start(link: Link, job: str) -> protocol.StartNode:
 
 
 def add_node(link: Link, job: str, host: str, request_id: str) -> tuple[str, ...]:
-    """Make the first host of an elastic job register a host as one more node; return the hosts of all its nodes.
+    """Make the first host of an elastic job register a host as one more node; return the hosts of
+    all its nodes.
 
-    Raises `UsageError` if the job does not accept it, `ConnectionLost` and `Unreachable` if no answer comes.
+    Raises `UsageError` if the job does not accept it, `ConnectionLost` and `Unreachable` if no
+    answer comes.
     """
     request = protocol.AddNode(host=host, request_id=request_id)
     answer = _ask_lead(link, job, request, protocol.NodeAdded, request_id)
@@ -247,7 +266,9 @@ def _ask_lead(
 
 
 def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanation:
-    """Return where all ranks of a running job are; `links` are to those of its hosts that are up, by node rank."""
+    """Return where all ranks of a running job are; `links` are to those of its hosts that are up,
+    by node rank.
+    """
 
     def ask(node: int) -> list[protocol.Stacks] | None:
         if node not in links:

@@ -1,4 +1,7 @@
-"""Merges stdout and stderr of a rank into one text, in the order in which its host read them. Pure."""
+"""Merges stdout and stderr of a rank into one text, in the order in which its host read them.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ def by_time_of(
 ) -> bytes:
     """Return the lines of a rank's streams in the order of the output events in a node's journal.
 
-    Each stream is the end of a log, after `skipped` bytes, or more if the host has removed some. With `stops` it ends
-    at these positions. Lines without an event, because the journal is too short or behind, come last.
+    Each stream is the end of a log, after `skipped` bytes, or more if the host has removed some.
+    With `stops` it ends at these positions. Lines without an event, because the journal is too
+    short or behind, come last.
     """
     chunks = []  # (stream, position of its end in the whole log)
     for line in events.split(b"\n")[:-1]:

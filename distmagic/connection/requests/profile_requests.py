@@ -1,4 +1,6 @@
-"""A profile of the running ranks of a job: requested from every host, fetched, and merged into one trace."""
+"""A profile of the running ranks of a job: requested from every host, fetched, and merged into one
+trace.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def profile(
 ) -> Profile:
     """Profile so many steps of all ranks, and write one trace of them to the current directory.
 
-    `links` are conversations with the job's `hosts`, by node rank. Training continues. Raises `UsageError`, and
-    `NoResult` if no rank makes that many optimizer steps in time.
+    `links` are conversations with the job's `hosts`, by node rank. Training continues. Raises
+    `UsageError`, and `NoResult` if no rank makes that many optimizer steps in time.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Files below a folder on a host: listed, downloaded and uploaded.
 
-The host provides the names of files, which are not trusted. No name can make this machine write outside of the user's
-folder, through a symbolic link, or more than fits on the disk.
+The host provides the names of files, which are not trusted. No name can make this machine write
+outside of the user's folder, through a symbolic link, or more than fits on the disk.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _AGAIN = 3  # attempts for a file that a rank writes during the transfer
 class RemoteFolder:
     """A folder on a host, and what opens a conversation with that host.
 
-    A fetch does not replace files of this machine that were edited since `began_up_s` (see `is_edited`); without it,
-    those that were edited since this process sent or fetched them.
+    A fetch does not replace files of this machine that were edited since `began_up_s` (see
+    `is_edited`); without it, those that were edited since this process sent or fetched them.
     """
 
     _folder: Folder
@@ -55,18 +55,21 @@ class RemoteFolder:
     began_up_s: float = math.inf
 
     def find(self, pattern: str) -> tuple[FoundFile, ...]:
-        """Return the files that match a pattern, ordered by path. Raises the errors of `find_files`."""
+        """Return the files that match a pattern, ordered by path.
+
+        Raises the errors of `find_files`.
+        """
         check_pattern(pattern, "pattern")
         with Reopening(self._open_link) as kept:
             return find_files(kept.link(), self._folder, pattern)
 
     def fetch(self, pattern: str, to: Path) -> list[Path]:
-        """Copy the files that match a pattern to the folder `to`, keeping their relative paths; return the paths of the
-        copies.
+        """Copy the files that match a pattern to the folder `to`, keeping their relative paths;
+        return the paths of the copies.
 
-        Parts that an earlier call fetched are not fetched again. If a file was edited on this machine, the host's
-        version is written next to it. Raises `UsageError` if no file matches, and `NoResult` for a file that can't be
-        written on this machine, or that keeps changing.
+        Parts that an earlier call fetched are not fetched again. If a file was edited on this
+        machine, the host's version is written next to it. Raises `UsageError` if no file matches,
+        and `NoResult` for a file that can't be written on this machine, or that keeps changing.
         """
         check_pattern(pattern, "pattern")
         with Reopening(self._open_link) as kept:
@@ -104,7 +107,8 @@ class RemoteFolder:
         self, kept: Reopening, file: FoundFile, to: Path, target: Path
     ) -> Path | None:
         """Fetch a file, and return where it is; None if it changed on its host meanwhile."""
-        # Of this machine alone: it may share the folder with others, without a lock that they all see.
+        # Of this machine alone: it may share the folder with others, without a lock that they all
+        # see.
         key = (
             f"{socket.gethostname()} {kept.link().host.name} {self._folder} {file.path}"
         )
@@ -135,7 +139,9 @@ class RemoteFolder:
         return place
 
     def _place(self, target: Path) -> Path:
-        """Return the path for a fetched file: next to `target`, with a line for people, if the user has edited `target`."""
+        """Return the path for a fetched file: next to `target`, with a line for people, if the user
+        has edited `target`.
+        """
         if not seen_files.is_edited(target, self.began_up_s):
             return target
         beside = target.with_name(_beside(target.name))
@@ -176,10 +182,12 @@ class RemoteFolder:
         return read_file(link, request, begin, write)
 
     def send(self, source: Path) -> list[str]:
-        """Copy a file of this machine into the folder, or a folder with all its files; return their paths on the host.
+        """Copy a file of this machine into the folder, or a folder with all its files; return their
+        paths on the host.
 
-        Symbolic links are left out. Parts that an earlier call sent are not sent again. Raises `UsageError` for a path
-        that is neither file nor folder, and `PreflightError` if the host can't write it.
+        Symbolic links are left out. Parts that an earlier call sent are not sent again. Raises
+        `UsageError` for a path that is neither file nor folder, and `PreflightError` if the host
+        can't write it.
         """
         files = files_at(source)
         with Reopening(self._open_link) as kept:
@@ -217,7 +225,10 @@ def has_room(file: BinaryIO, size_bytes: int) -> bool:
 
 
 def _place(to: Path, path: str) -> Path:
-    """Return the local path of a file, and make its folders. Raises OSError if a symbolic link is on the way."""
+    """Return the local path of a file, and make its folders.
+
+    Raises OSError if a symbolic link is on the way.
+    """
     to.mkdir(parents=True, exist_ok=True)
     target = to
     *folders, name = path.split("/")
@@ -263,7 +274,9 @@ def local_file(path: Path) -> LocalBlob:
 
 
 def files_at(source: Path) -> list[tuple[Path, str]]:
-    """Return the file at a path, or all files of a folder, each with its path relative to the parent of `source`."""
+    """Return the file at a path, or all files of a folder, each with its path relative to the
+    parent of `source`.
+    """
     if source.is_file():
         return [(source, source.name)]
     if not source.is_dir():

@@ -108,8 +108,8 @@ class Agent:
         self.ending.engine_pid, out, err = engine_start.start_engine(
             self.start.torchrun, self.start.cwd, env, self.umask
         )
-        # Only now: torchrun and its ranks have inherited the user's own limit. This process needs up to eight
-        # descriptors for each rank, and the usual limit is 1,024.
+        # Only now: torchrun and its ranks have inherited the user's own limit. This process needs
+        # up to eight descriptors for each rank, and the usual limit is 1,024.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -151,13 +151,16 @@ class Agent:
             self.turn(_TICK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for readable descriptors, handle them, and do everything that is due."""
+        """Wait at most `timeout_s` for readable descriptors, handle them, and do everything that is
+        due.
+        """
         for key, _ in self.selector.select(timeout_s):
             try:
                 key.data()  # calls the function with which the descriptor is registered
             except OSError as error:  # an error of the system must not end the job
                 self._notice_once(f"the agent continues after a system error: {error}")
-                # The descriptor may remain readable: without a pause the loop would use a whole core.
+                # The descriptor may remain readable: without a pause the loop would use a whole
+                # core.
                 time.sleep(_TICK_S)
         self._tick(self.clock())
 
@@ -201,8 +204,8 @@ class Agent:
             self.look_at = now + _LOOK_S
             self._renew_run_dir()
         ending.step(now)
-        # A torchrun that has just ended is no longer a descendant: `_reap` must journal its end first, in the next
-        # turn. If torchrun itself survives SIGKILL, it has no end.
+        # A torchrun that has just ended is no longer a descendant: `_reap` must journal its end
+        # first, in the next turn. If torchrun itself survives SIGKILL, it has no end.
         is_torchrun_over = self.engine_code is not None or ending.termination.survivors
         if ending.termination.is_done and is_torchrun_over and ending.final_at is None:
             self._finish(now)
@@ -212,7 +215,8 @@ class Agent:
         self.reader_table.send(now, ending.final_at)
 
     def _touch(self) -> None:
-        """Update the timestamps of this job's files, so that neither a contact nor a cleaner of /tmp removes them.
+        """Update the timestamps of this job's files, so that neither a contact nor a cleaner of
+        /tmp removes them.
 
         Without its sockets an agent can't be reached, and a contact treats its job as dead.
         """
@@ -233,7 +237,9 @@ class Agent:
             )
 
     def _renew_run_dir(self) -> None:
-        """Recreate files that a cleaner of /tmp removed: notebooks and restarted ranks need them to find this agent."""
+        """Recreate files that a cleaner of /tmp removed: notebooks and restarted ranks need them to
+        find this agent.
+        """
         # Another process has the name now, or the disk is full.
         with suppress(OSError):
             if not self.run_dir.exists():
@@ -247,7 +253,10 @@ class Agent:
                 processes.note(os.getpid(), self.run_dir / places.PID)
 
     def _reap(self, now: float) -> None:
-        """Collect ended children. If torchrun is among them, journal its end and start to end all processes."""
+        """Collect ended children.
+
+        If torchrun is among them, journal its end and start to end all processes.
+        """
         status = processes.reap().get(self.ending.engine_pid)
         self.rank_table.notice_ends()
         if status is None:
@@ -259,7 +268,8 @@ class Agent:
             why = self.rank_table.memory.why(self.engine_cgroup)
             if why:
                 self.journal.notice(f"its torchrun was killed: {why}")
-        # If a signal ended torchrun, stop this node alone: for the others of an elastic job that is a lost node.
+        # If a signal ended torchrun, stop this node alone: for the others of an elastic job that is
+        # a lost node.
         is_elastic = self.start.terms.is_elastic
         if (
             is_elastic
@@ -269,7 +279,8 @@ class Agent:
             text = f"its torchrun was ended ({exit_codes.meaning_of(self.engine_code)}); the others continue without this node"
             self.journal.notice(text)
             self.ending.stop(now, Cause("lost", self.start.node_rank))
-        # `EngineEnded` follows the ends of all ranks that are known so far; a reader need not wait for more after it.
+        # `EngineEnded` follows the ends of all ranks that are known so far; a reader need not wait
+        # for more after it.
         self.rank_table.end_by_torchrun_report()
         self.rank_table.write(now, last=True)
         self.journal.add(
@@ -284,7 +295,9 @@ class Agent:
         self.ending.termination.begin(now, LEFTOVER_GRACE_S)
 
     def _joined_in_vain(self) -> bool:
-        """Whether this node joined an elastic job late and never had a rank: its failure does not affect the job."""
+        """Whether this node joined an elastic job late and never had a rank: its failure does not
+        affect the job.
+        """
         membership = self.start.membership
         return (
             membership is not None
@@ -331,7 +344,9 @@ class Agent:
     # ---- end
 
     def _finish(self, now: float) -> None:
-        """Journal `Final`. Every process of the job has ended, except the survivors that it names."""
+        """Journal `Final`. Every process of the job has ended, except the survivors that it
+        names.
+        """
         self.rank_table.finish(now)
         for descriptor in self.devices:
             os.close(descriptor)

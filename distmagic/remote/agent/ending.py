@@ -24,12 +24,12 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.vocabulary import StopReason, known_stop_reason
 
 LEFTOVER_GRACE_S = 1.0  # for processes that ranks left running when torchrun exited
-# Time after the last datagram of a lost node: ranks that start in this time still try to meet it. torchrun forms a
-# round without it after its `last_call_timeout` of 5 s at the earliest.
+# Time after the last datagram of a lost node: ranks that start in this time still try to meet it.
+# torchrun forms a round without it after its `last_call_timeout` of 5 s at the earliest.
 _NO_NEW_ROUND_S = 3.0
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a loss
-# Time after the timeout: a notebook that follows the job stops all nodes at once, which is better. Before that it may
-# ask ranks for their stacks, which takes up to 6 s.
+# Time after the timeout: a notebook that follows the job stops all nodes at once, which is better.
+# Before that it may ask ranks for their stacks, which takes up to 6 s.
 _NOTEBOOK_FIRST_S = 7.0
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
 _LAST_CALLS_S = 1.0  # for ranks to leave their calls before they are ended, because a rank of another node has failed
@@ -37,12 +37,15 @@ _LAST_CALLS_S = 1.0  # for ranks to leave their calls before they are ended, bec
 
 @dataclass(eq=False)
 class NodeEnd:
-    """The end of one node. `channel` leads to its peers, if there is one; `engine_pid` is torchrun's.
+    """The end of one node.
 
-    `reason` goes into `Final`, which was written at `final_at`. `cause` is why this node stops, if it does; it is sent
-    to the peers. `got_sigterm` is set by the signal handler, and acted on by `step`. `stopped_by_notebook`: the
-    notebook then stops the peers too, so they need no heartbeat about it. `has_left_barrier`: torchrun was ended while
-    it waited for a lost node, and all ranks of this node had succeeded.
+    `channel` leads to its peers, if there is one; `engine_pid` is torchrun's.
+
+    `reason` goes into `Final`, which was written at `final_at`. `cause` is why this node stops, if
+    it does; it is sent to the peers. `got_sigterm` is set by the signal handler, and acted on by
+    `step`. `stopped_by_notebook`: the notebook then stops the peers too, so they need no heartbeat
+    about it. `has_left_barrier`: torchrun was ended while it waited for a lost node, and all ranks
+    of this node had succeeded.
     """
 
     start: protocol.StartNode
@@ -98,15 +101,18 @@ class NodeEnd:
     # ---- decisions
 
     def _stop_if_due(self, now: float) -> None:
-        """Start the end for any of six causes. The first one counts, so their order matters within a turn."""
+        """Start the end for any of six causes.
+
+        The first one counts, so their order matters within a turn.
+        """
         # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers must report this node as the cause,
         # whatever else failed.
         if self.got_sigterm:
             cause = Cause("the agent was asked to end", self.start.node_rank)
             self.stop(now, cause)
         # 2. Peers come before this node's own ranks: when a peer fails, ranks of this node fail a moment later because
-        # their connections break, and the user must see the first failure. Polled in every turn, even while this node
-        # stops, because that also informs the peers.
+        # their connections break, and the user must see the first failure. Polled in every turn,
+        # even while this node stops, because that also informs the peers.
         if self.channel is not None:
             is_clear = self.final_at is not None
             own = OwnState(
@@ -140,16 +146,18 @@ class NodeEnd:
             self.stop(now, Cause("failed", self.start.node_rank))
         if may_restart and self._waits_in_vain(now):
             self.stop(now, Cause("failed", self.start.node_rank))
-        # 4, 5 and 6. Idle ranks, timeout and lease come last: a job that has just failed did not run too long. Once the
-        # agents exchange heartbeats, only the lead has the lease, because the other agents need no connection to the
-        # notebook.
+        # 4, 5 and 6. Idle ranks, timeout and lease come last: a job that has just failed did not
+        # run too long. Once the agents exchange heartbeats, only the lead has the lease, because
+        # the other agents need no connection to the notebook.
         if self.start.lead and self.start.terms.ends_idle_s is not None:
             self._look_at_cells(now)
         if self.start.lead or not self.gang.has_formed:
             self._look_at_lease(now)
 
     def _form_anew_if_asked(self, now: float, formations: int) -> None:
-        """Kill the ranks that would wait forever for a lost node; torchrun then starts new ranks with the others."""
+        """Kill the ranks that would wait forever for a lost node; torchrun then starts new ranks
+        with the others.
+        """
         assert self.start.membership is not None
         if formations > self._formations and not self.termination.has_begun:
             self._formations = formations
@@ -157,10 +165,12 @@ class NodeEnd:
             self.rank_table.kill_older(last_heard + _NO_NEW_ROUND_S)
 
     def _leave_exit_barrier(self, now: float) -> None:
-        """End torchrun if all ranks of this node have returned, and it waits in vain for those of a lost node.
+        """End torchrun if all ranks of this node have returned, and it waits in vain for those of a
+        lost node.
 
-        It would wait 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py). The lead's torchrun has
-        the store of the rendezvous, so it stays until the other nodes have ended.
+        It would wait 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py). The
+        lead's torchrun has the store of the rendezvous, so it stays until the other nodes have
+        ended.
         """
         has_lost_a_node = self._formations > 0
         if not has_lost_a_node or not self.rank_table.have_all_returned:
@@ -174,8 +184,8 @@ class NodeEnd:
     def _waits_in_vain(self, now: float) -> bool:
         """Whether this node must end because torchrun can't restart its ranks (see `RestartWait`).
 
-        Never in an elastic job: whenever its nodes change, ranks are asked to end, so those of a healthy node may
-        return.
+        Never in an elastic job: whenever its nodes change, ranks are asked to end, so those of a
+        healthy node may return.
         """
         return not self.start.terms.is_elastic and self._restart_wait.is_in_vain(
             now,
@@ -206,7 +216,8 @@ class NodeEnd:
     def detach(self, why: str = "") -> None:
         """Let the job run without a notebook, and list it as detached on this host.
 
-        `why` is journaled; it is empty if the lead has decided it, because the lead's journal has it already.
+        `why` is journaled; it is empty if the lead has decided it, because the lead's journal has
+        it already.
         """
         if self.lease.detach():
             listing.mark_detached(self.journal.folder)
@@ -228,7 +239,9 @@ class NodeEnd:
         self.stopped_by_notebook = True
 
     def stop(self, now: float, cause: Cause) -> None:
-        """End every process, for the first cause: ask ranks to end by themselves, or send SIGTERM."""
+        """End every process, for the first cause: ask ranks to end by themselves, or send
+        SIGTERM.
+        """
         if self.cause is not None:
             return
         self.cause = cause

@@ -1,4 +1,5 @@
-"""Connects to the rendezvous endpoint from this node, so that a closed port is reported within seconds.
+"""Connects to the rendezvous endpoint from this node, so that a closed port is reported within
+seconds.
 
 Sends nothing.
 """
@@ -19,7 +20,10 @@ _PATIENCE_S = 4.0  # after this time the failure is reported; the attempts conti
 
 
 class Dialer:
-    """Tries to connect until it succeeds, without blocking. The agent's loop calls `poll` in every turn."""
+    """Tries to connect until it succeeds, without blocking.
+
+    The agent's loop calls `poll` in every turn.
+    """
 
     def __init__(self, address: str, port: int, *, lead: bool, now: float) -> None:
         self._peer = (address, port)

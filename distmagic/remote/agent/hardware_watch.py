@@ -1,4 +1,6 @@
-"""Measures the load of the hardware on a separate thread, because a GPU's driver may block its caller."""
+"""Measures the load of the hardware on a separate thread, because a GPU's driver may block its
+caller.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ _QUIET_S = 0.5  # pause at the start of a job, which has more urgent work
 
 
 class HardwareWatch:
-    """Measures the host's load until the process ends. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    """Measures the host's load until the process ends.
+
+    `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs.
+    """
 
     def __init__(self, mask: str | None) -> None:
         self._mask = mask

@@ -1,8 +1,9 @@
-"""The process of an agent: its start, its signal handlers, and what it does if the agent itself crashes.
+"""The process of an agent: its start, its signal handlers, and what it does if the agent itself
+crashes.
 
-`main` reads a `StartNode` line from standard input. Its first argument is the descriptor of the listening socket for
-readers, which `contact` has made; the others are descriptors that reserve the job's devices. An agent that is forked
-from a template starts with `serve`.
+`main` reads a `StartNode` line from standard input. Its first argument is the descriptor of the
+listening socket for readers, which `contact` has made; the others are descriptors that reserve the
+job's devices. An agent that is forked from a template starts with `serve`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def main(argv: list[str]) -> None:
 def serve(
     start: protocol.StartNode, listener: socket.socket, devices: Sequence[int] = ()
 ) -> None:
-    """Run the agent of one node from start to end; its readers connect to `listener`. Never returns.
+    """Run the agent of one node from start to end; its readers connect to `listener`.
+
+    Never returns.
 
     While the descriptors `devices` are open, no other job gets the devices of this one.
     """
@@ -59,8 +62,9 @@ def serve(
         agent.begin()
         agent.run()
     except Exception:
-        # The job ends with its agent. The run_dir is removed last: while it exists, the next contact to this host knows
-        # that a job died here, and ends the rest. End all processes of the job, including detached ones.
+        # The job ends with its agent. The run_dir is removed last: while it exists, the next
+        # contact to this host knows that a job died here, and ends the rest. End all processes of
+        # the job, including detached ones.
         termination = Termination()
         termination.begin(time.monotonic(), 0.0)
         while not termination.is_done:

@@ -1,18 +1,21 @@
-"""How long a job runs on without a notebook, ranks that stay without a cell, and failed ranks without a restart. Pure."""
+"""How long a job runs on without a notebook, ranks that stay without a cell, and failed ranks
+without a restart. Pure.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Time for torchrun to restart the ranks after all ranks of another node have returned. A notebook that follows the job
-# waits 15 s.
+# Time for torchrun to restart the ranks after all ranks of another node have returned. A notebook
+# that follows the job waits 15 s.
 RESTART_S = 20.0
 
 
 class Lease:
     """A countdown of `length_s` seconds since the last renewal.
 
-    When it expires the job ends, unless the job is detached or has `keep`: then it runs on by itself.
+    When it expires the job ends, unless the job is detached or has `keep`: then it runs on by
+    itself.
     """
 
     def __init__(self, now: float, length_s: float, *, keep: bool) -> None:
@@ -42,7 +45,9 @@ class Lease:
 
 @dataclass
 class CellWait:
-    """How long ranks that stay have been without a cell. After `limit_s` their job ends; None: their notebook ends it.
+    """How long ranks that stay have been without a cell.
+
+    After `limit_s` their job ends; None: their notebook ends it.
 
     Before the first cell the time counts only without a notebook: the ranks may take long to start.
     """
@@ -54,7 +59,10 @@ class CellWait:
     def is_too_long(
         self, now: float, *, cells: int, is_at_cell: bool, has_notebook: bool
     ) -> bool:
-        """Whether the time is over. `cells` is the number of the last cell so far, `is_at_cell` whether one runs."""
+        """Whether the time is over.
+
+        `cells` is the number of the last cell so far, `is_at_cell` whether one runs.
+        """
         is_early = cells == 0 and has_notebook
         if is_at_cell or is_early or cells > self._cells:
             self._since = now
@@ -63,12 +71,12 @@ class CellWait:
 
 
 class RestartWait:
-    """Measures how long two conditions have held together: a rank of this node has failed, and another node's ranks
-    have all returned.
+    """Measures how long two conditions have held together: a rank of this node has failed, and
+    another node's ranks have all returned.
 
-    torchrun waits for that node to restart ranks together, but that node only waits for the end. So it never rejoins
-    the others. It keeps its place in the rendezvous until its own torchrun has waited 300 s (torch 2.13:
-    `exit_barrier_timeout` in elastic/agent/server/api.py).
+    torchrun waits for that node to restart ranks together, but that node only waits for the end. So
+    it never rejoins the others. It keeps its place in the rendezvous until its own torchrun has
+    waited 300 s (torch 2.13: `exit_barrier_timeout` in elastic/agent/server/api.py).
     """
 
     _since: float | None = None
@@ -78,7 +86,8 @@ class RestartWait:
     ) -> bool:
         """Whether both have held for `RESTART_S`. Must be called in every turn.
 
-        `failed_at` is when a rank failed that torchrun has not restarted since, None if there is none.
+        `failed_at` is when a rank failed that torchrun has not restarted since, None if there is
+        none.
         """
         if failed_at is None or not has_returned_node:
             self._since = None

@@ -1,7 +1,8 @@
-"""A stop that lets ranks end by themselves: asks them as torchrun would, and waits while any of them may still do so.
+"""A stop that lets ranks end by themselves: asks them as torchrun would, and waits while any of
+them may still do so.
 
-An interrupt raises KeyboardInterrupt in every rank. For any other stop without a failure, ranks get SIGTERM if they
-handle it, or KeyboardInterrupt if no rank of the node handles it.
+An interrupt raises KeyboardInterrupt in every rank. For any other stop without a failure, ranks get
+SIGTERM if they handle it, or KeyboardInterrupt if no rank of the node handles it.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ class PoliteStop:
     def look(
         self, ranks: Sequence[RankProcess], now: float, *, has_ending_peer: bool
     ) -> bool:
-        """Check whether ranks run Python; return whether no rank of the job can be expected to end by itself.
+        """Check whether ranks run Python; return whether no rank of the job can be expected to end
+        by itself.
 
-        A rank that has run Python since the request may afterwards save for long in C code. A rank that is blocked in C
-        code, for example because it waits for a rank that has ended, is asked again.
+        A rank that has run Python since the request may afterwards save for long in C code. A rank
+        that is blocked in C code, for example because it waits for a rank that has ended, is asked
+        again.
         """
         if now >= self._look_at:
             self._look_at = now + _LOOK_S

@@ -23,13 +23,15 @@ _LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes 
 
 
 class RankProcess:
-    """A rank that has connected. `hello` is its first message. `fds` are the reading ends of its stdout and stderr, and
-    the writing end of its stdin if a user can type. `others` are streams that are already being read.
+    """A rank that has connected.
 
-    `ended` is its own report of its end, if it has sent one. `is_open`: its connection may bring more. `is_over`: its
-    end is in the journal, since `over_at`. `is_replaced`: the agent killed it because an elastic job restarts its
-    ranks. `pauses`, and starts and ends of cells, are those that are not journaled yet; `is_paused`: it waits for the
-    user's input.
+    `hello` is its first message. `fds` are the reading ends of its stdout and stderr, and the
+    writing end of its stdin if a user can type. `others` are streams that are already being read.
+
+    `ended` is its own report of its end, if it has sent one. `is_open`: its connection may bring
+    more. `is_over`: its end is in the journal, since `over_at`. `is_replaced`: the agent killed it
+    because an elastic job restarts its ranks. `pauses`, and starts and ends of cells, are those
+    that are not journaled yet; `is_paused`: it waits for the user's input.
     """
 
     def __init__(
@@ -203,15 +205,18 @@ class RankProcess:
         # If it is None, torchrun has reaped the rank: its report has the exit code.
         if now is None or now.state not in "ZX":
             return None
-        # The exit code of a zombie whose parent is no longer torchrun means nothing: PR_SET_PDEATHSIG killed it because
-        # torchrun had ended.
+        # The exit code of a zombie whose parent is no longer torchrun means nothing:
+        # PR_SET_PDEATHSIG killed it because torchrun had ended.
         parent = processes.read(now.parent)
         if now.parent == os.getpid() or parent is None or parent.state in "ZX":
             return None
         return self.end_by_code(os.waitstatus_to_exitcode(now.exit_status), watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
-        """Return how the rank ended, judged by its exit code. `watch` explains a kill for lack of memory."""
+        """Return how the rank ended, judged by its exit code.
+
+        `watch` explains a kill for lack of memory.
+        """
         outcome = exit_codes.outcome_of(code)
         if self.is_replaced and code < 0:
             outcome = "replaced"
@@ -242,7 +247,9 @@ class RankProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its end is in the journal, its process has ended, and no process has its pipes open."""
+        """Whether its end is in the journal, its process has ended, and no process has its pipes
+        open.
+        """
         if not self.is_over or any(stream.is_open for stream in self.streams):
             return False
         return not self.is_running
@@ -259,14 +266,18 @@ class RankProcess:
 
 
 def explained(end: protocol.Ended, why: Callable[[], str]) -> protocol.Ended:
-    """Return a rank's end; if a killed child made it fail (a DataLoader's worker), with `why()` as its meaning."""
+    """Return a rank's end; if a killed child made it fail (a DataLoader's worker), with `why()` as
+    its meaning.
+    """
     if end.failure is None or "killed by signal: Killed" not in end.failure.message:
         return end
     return replace(end, meaning=why())
 
 
 def joined(before: protocol.Progress, message: protocol.Progress) -> protocol.Progress:
-    """Return two messages about a rank's progress merged into one; the later one takes precedence."""
+    """Return two messages about a rank's progress merged into one; the later one takes
+    precedence.
+    """
     bars = {bar.id: bar for bar in (*before.bars, *message.bars)}
     points = dict(before.points)
     for name, more in message.points.items():
@@ -305,7 +316,9 @@ def kept_line(message: protocol.Progress) -> bytes:
 
 
 def first_packet(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    """Return a packet's message and descriptors; the message is None at end of file, and for an invalid packet."""
+    """Return a packet's message and descriptors; the message is None at end of file, and for an
+    invalid packet.
+    """
     fds: list[int] = []
     try:
         packet, fds, _, _ = socket.recv_fds(conn, 1 << 18, 3)

@@ -1,6 +1,9 @@
-"""One pipe of a rank. Its bytes are appended to the rank's log, and an event has their position in the log.
+"""One pipe of a rank.
 
-While the disk is full the event has the text itself, and a later note in the log has the number of missing bytes.
+Its bytes are appended to the rank's log, and an event has their position in the log.
+
+While the disk is full the event has the text itself, and a later note in the log has the number of
+missing bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from distmagic.remote.records.journal import decode, log_name
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.printed_numbers import PrintedRows
 
-# Text beyond these limits is not sent: nobody can read it live, and the log has all of it. The first limit is for one
-# event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.
+# Text beyond these limits is not sent: nobody can read it live, and the log has all of it. The
+# first limit is for one event; as JSON it may be six times as long, which MAX_LINE_BYTES allows.
 _BURST_BYTES = 128 << 10
 _STEADY_BYTES_S = 128 << 10  # per second
 _LEAST_BYTES = 4096  # minimum of an event, however fast they come
@@ -29,8 +32,8 @@ _READS = 4  # reads at a rank's end: a full pipe holds at most 1 MiB
 class RankStream:
     """The reading end of stdout or stderr of one rank; rank -1 is torchrun itself.
 
-    A restarted rank may have the same number as one whose children still write; then its stream, found in `others`,
-    uses the same log.
+    A restarted rank may have the same number as one whose children still write; then its stream,
+    found in `others`, uses the same log.
     """
 
     def __init__(
@@ -53,7 +56,10 @@ class RankStream:
         return self.text.log.error
 
     def drain(self) -> bool:
-        """Move the pipe's bytes to the log; return whether there were any. `is_open` is False after end of file."""
+        """Move the pipe's bytes to the log; return whether there were any.
+
+        `is_open` is False after end of file.
+        """
         try:
             data = os.read(self.fd, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
@@ -73,11 +79,13 @@ class RankStream:
                 return
 
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
-        """Return an event for the bytes since the previous one, None if there are none. Call until it returns None.
+        """Return an event for the bytes since the previous one, None if there are none.
 
-        If the disk was full, two events follow each other: first for the bytes in the log, then with the text that the
-        log lacks. An incomplete UTF-8 character or colour sequence waits for its rest, unless `last`: the notebook
-        removes incomplete ones.
+        Call until it returns None.
+
+        If the disk was full, two events follow each other: first for the bytes in the log, then
+        with the text that the log lacks. An incomplete UTF-8 character or colour sequence waits for
+        its rest, unless `last`: the notebook removes incomplete ones.
         """
         return self.text.event(now, last=last)
 
@@ -91,7 +99,9 @@ class RankStream:
 
 
 class _Text:
-    """The output of the processes of one rank to one stream: its log, and which bytes of it events have covered."""
+    """The output of the processes of one rank to one stream: its log, and which bytes of it events
+    have covered.
+    """
 
     def __init__(self, folder: Path, rank: int, stream: str, now: float) -> None:
         self.streams = 0  # number of streams that write this text
@@ -123,7 +133,9 @@ class _Text:
         self._unlogged = (self._unlogged + lost)[-_BURST_BYTES:]
 
     def _append(self, data: bytes) -> int:
-        """Write to the log, after a note about missing bytes; return how many bytes of `data` were written."""
+        """Write to the log, after a note about missing bytes; return how many bytes of `data` were
+        written.
+        """
         if self._unlogged:
             return 0  # an event must have that text first: events follow the order of the text
         if self._missing_bytes:
@@ -181,7 +193,9 @@ class _Text:
 
 
 def _torn_bytes(tail: bytes) -> int:
-    """Return the number of bytes at the end that belong to an incomplete UTF-8 character or colour sequence."""
+    """Return the number of bytes at the end that belong to an incomplete UTF-8 character or colour
+    sequence.
+    """
     if colour := _TORN_COLOUR.search(tail):
         return len(colour[0])
     for back in range(1, min(4, len(tail) + 1)):

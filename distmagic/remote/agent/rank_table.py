@@ -1,7 +1,8 @@
-"""All ranks of a node: accepts their connections, journals their output and reports, and determines how each ended.
+"""All ranks of a node: accepts their connections, journals their output and reports, and determines
+how each ended.
 
-It also handles torchrun's own output and its report of failed ranks. Nothing blocks: the agent's selector calls the
-methods when a descriptor is readable.
+It also handles torchrun's own output and its report of failed ranks. Nothing blocks: the agent's
+selector calls the methods when a descriptor is readable.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ _PACKETS_A_TURN = 256  # packets of one rank in one turn
 
 
 def pace_s(world_size: int) -> float:
-    """Return the seconds between two progress events of a rank. Reports in between are merged into one event.
+    """Return the seconds between two progress events of a rank.
 
-    So a notebook with more than 100 ranks reads 1,000 events per second, however many ranks there are.
+    Reports in between are merged into one event.
+
+    So a notebook with more than 100 ranks reads 1,000 events per second, however many ranks there
+    are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
 
@@ -53,7 +57,9 @@ def _too_many_files(number: int) -> RuntimeError:
 
 @dataclass(eq=False)
 class RankTable:
-    """The ranks that have connected, including restarted ones, each until its process and its pipes are gone."""
+    """The ranks that have connected, including restarted ones, each until its process and its pipes
+    are gone.
+    """
 
     folder: Path
     journal: Journal
@@ -81,7 +87,9 @@ class RankTable:
     # ---- connections
 
     def listen(self, path: str) -> None:
-        """Listen on this unix socket for ranks and for torchrun's report, instead of the previous one."""
+        """Listen on this unix socket for ranks and for torchrun's report, instead of the previous
+        one.
+        """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -110,7 +118,9 @@ class RankTable:
         )
 
     def _receive_first(self, conn: socket.socket) -> None:
-        """Handle a connection's first packet: a rank's `Worker` with its pipes, a rank's end, or torchrun's report."""
+        """Handle a connection's first packet: a rank's `Worker` with its pipes, a rank's end, or
+        torchrun's report.
+        """
         message, fds = first_packet(conn)
         self.selector.unregister(conn)
         if isinstance(message, protocol.Worker):
@@ -124,7 +134,8 @@ class RankTable:
         if isinstance(message, protocol.EngineEnded):
             self.engine_exits = message.exits
         if isinstance(message, protocol.Ended):
-            # The user's code has closed the rank's first connection, so it opened another one to report its end.
+            # The user's code has closed the rank's first connection, so it opened another one to
+            # report its end.
             for rank in self.ranks:
                 is_sender = (rank.hello.rank, rank.hello.restart) == (
                     message.rank,
@@ -141,8 +152,8 @@ class RankTable:
             one for one in self.ranks if one.hello.local_rank == rank.hello.local_rank
         ]:
             self._notice_end(older)
-            # torchrun has ended and reaped it in order to start this one, because the nodes met again: its exit code is
-            # unknown.
+            # torchrun has ended and reaped it in order to start this one, because the nodes met
+            # again: its exit code is unknown.
             if not older.is_over:
                 replaced = protocol.Ended(
                     rank=older.hello.rank,
@@ -196,7 +207,9 @@ class RankTable:
             self._notice_end(rank)
 
     def write(self, now: float, *, last: bool = False) -> None:
-        """Journal all output and pauses, and progress at the rate of `pace_s`; with `last` all of both."""
+        """Journal all output and pauses, and progress at the rate of `pace_s`; with `last` all of
+        both.
+        """
         self._write_streams(self.streams, now, last=last)
         for rank in self.ranks:
             self._write_pauses(rank)
@@ -228,7 +241,9 @@ class RankTable:
         rank.pictures = []
 
     def _write_pauses(self, rank: RankProcess) -> None:
-        """Journal that the rank waits for input or continues, starts or ends a cell, after all earlier output."""
+        """Journal that the rank waits for input or continues, starts or ends a cell, after all
+        earlier output.
+        """
         if rank.pauses:
             for stream in rank.streams:
                 stream.drain_all()
@@ -268,7 +283,8 @@ class RankTable:
     def end_input(self) -> None:
         """Close the standard input of all ranks, and their requests.
 
-        Otherwise a debugger would keep a rank from ending, and a rank that stays would wait for its next cell.
+        Otherwise a debugger would keep a rank from ending, and a rank that stays would wait for its
+        next cell.
         """
         for rank in self.ranks:
             rank.end_input()
@@ -314,7 +330,9 @@ class RankTable:
             self._end_rank(rank, end)
 
     def end_by_torchrun_report(self) -> None:
-        """Journal the ends of ranks whose exit codes are in torchrun's report, because torchrun reaped them."""
+        """Journal the ends of ranks whose exit codes are in torchrun's report, because torchrun
+        reaped them.
+        """
         codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
         for rank in self.ranks:
             code = codes.get((rank.hello.rank, rank.hello.pid))
@@ -324,7 +342,8 @@ class RankTable:
     def end_unreported(self, engine_code: int) -> None:
         """Journal the ends of ranks that torchrun's report lacks.
 
-        They succeeded if torchrun did. Otherwise torchrun ended them by SIGTERM, before it exited itself.
+        They succeeded if torchrun did. Otherwise torchrun ended them by SIGTERM, before it exited
+        itself.
         """
         code = 0 if engine_code == 0 else -signal.SIGTERM
         for rank in self.ranks:
@@ -351,14 +370,19 @@ class RankTable:
         self._unwatch(rank.pidfd)
 
     def kill_older(self, before: float) -> None:
-        """Kill the ranks that connected before that time. Later ones already run without the lost node."""
+        """Kill the ranks that connected before that time.
+
+        Later ones already run without the lost node.
+        """
         for rank in self.ranks:
             if rank.began < before and not rank.is_over and rank.process is not None:
                 rank.is_replaced = True
                 processes.send(rank.process, signal.SIGKILL)
 
     def notice_lingering(self, now: float) -> None:
-        """Journal one notice about a rank that has returned while its process still runs: the run seems to hang."""
+        """Journal one notice about a rank that has returned while its process still runs: the run
+        seems to hang.
+        """
         if self.noticed_lingering:
             return
         for rank in self.ranks:
@@ -370,7 +394,9 @@ class RankTable:
                 return
 
     def forget_gone(self, now: float) -> None:
-        """Release the descriptors of ranks that are gone: a job with many restarts would use them up."""
+        """Release the descriptors of ranks that are gone: a job with many restarts would use them
+        up.
+        """
         for rank in [rank for rank in self.ranks if rank.is_gone]:
             self._write_streams(rank.streams, now, last=True)
             self._write_progress(rank, now)

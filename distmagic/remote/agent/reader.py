@@ -11,8 +11,8 @@ from distmagic.remote.wire.lines import Lines
 
 _CHUNK_BYTES = 64 << 10
 _TURN_S = 0.1  # time limit for one reader in one turn: the agent has other work
-# Time limit for a reader that takes nothing after `Final`, or while another one connects: its network is cut, and its
-# end was not reported.
+# Time limit for a reader that takes nothing after `Final`, or while another one connects: its
+# network is cut, and its end was not reported.
 STALLED_S = 5.0
 
 
@@ -34,7 +34,10 @@ class Reader:
         self._wants_news = False
 
     def receive(self, last: int) -> list[protocol.Message]:
-        """Return the requests that have arrived. `last` is the number of the journal's latest event."""
+        """Return the requests that have arrived.
+
+        `last` is the number of the journal's latest event.
+        """
         try:
             data = self.conn.recv(65536)
         except BlockingIOError:
@@ -59,7 +62,8 @@ class Reader:
         return found
 
     def send(self, journal: Journal, now: float) -> None:
-        """Send as much of the journal as the connection takes without blocking, within the time limit of a turn.
+        """Send as much of the journal as the connection takes without blocking, within the time
+        limit of a turn.
 
         Raises OSError if the journal can't be read.
         """
@@ -89,7 +93,10 @@ class Reader:
         return bool(self._unsent) and now - self._progress_at > STALLED_S
 
     def answer(self, message: protocol.Message) -> None:
-        """Send a message to this reader only. It is not an event: it has no number, and is not in the journal."""
+        """Send a message to this reader only.
+
+        It is not an event: it has no number, and is not in the journal.
+        """
         self._unsent += protocol.encode(message)
 
     def tell(self, news: protocol.Hardware) -> None:

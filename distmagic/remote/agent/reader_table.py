@@ -1,4 +1,6 @@
-"""All readers of a job: accepts them, forwards their requests, and closes those that are gone or take nothing."""
+"""All readers of a job: accepts them, forwards their requests, and closes those that are gone or
+take nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from distmagic.remote.wire import protocol
 class ReaderTable:
     """The connected readers. Each request goes to `handle`, with its reader and the time.
 
-    Nothing blocks: the agent's selector calls the methods when a descriptor is readable. `notice` gets each error of
-    the journal once.
+    Nothing blocks: the agent's selector calls the methods when a descriptor is readable. `notice`
+    gets each error of the journal once.
     """
 
     _journal: Journal
@@ -51,7 +53,10 @@ class ReaderTable:
             reader.tell(news)
 
     def send(self, now: float, final_at: float | None) -> None:
-        """Send each reader its missing events; close readers that can't take them. A live notebook connects again."""
+        """Send each reader its missing events; close readers that can't take them.
+
+        A live notebook connects again.
+        """
         for reader in list(self.readers):
             try:
                 reader.send(self._journal, now)

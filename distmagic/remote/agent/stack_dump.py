@@ -1,7 +1,9 @@
-"""Collects the stack traces of all ranks of a node, and journals them. Nothing in this module blocks.
+"""Collects the stack traces of all ranks of a node, and journals them.
 
-A rank that has a thread for such requests is asked by a file (rank/calls.py). Any other rank, and one whose thread does
-not answer, is asked by a signal, unless the request forbids it.
+Nothing in this module blocks.
+
+A rank that has a thread for such requests is asked by a file (rank/calls.py). Any other rank, and
+one whose thread does not answer, is asked by a signal, unless the request forbids it.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class _Asked:
 class StackDumper:
     """Handles one request at a time: `request` queues it, `step` continues with it.
 
-    The code is the payload with the user's sources, the bundle the file from which distmagic itself runs. The modules
-    are the folder of the user's own modules, "" on the notebook machine.
+    The code is the payload with the user's sources, the bundle the file from which distmagic itself
+    runs. The modules are the folder of the user's own modules, "" on the notebook machine.
     """
 
     _run_dir: Path
@@ -76,7 +78,9 @@ class StackDumper:
             self._queue.setdefault(request_id, quietly)
 
     def step(self, now: float, ranks: Sequence[RankProcess]) -> None:
-        """Start the next request, or journal the answers to the current one; also the stacks that ended ranks left."""
+        """Start the next request, or journal the answers to the current one; also the stacks that
+        ended ranks left.
+        """
         for rank in ranks:
             pid = rank.hello.pid
             if rank.is_over and pid not in self._over:
@@ -98,7 +102,8 @@ class StackDumper:
             self._end_if_all()
 
     def ask_last(self, ranks: Sequence[RankProcess]) -> None:
-        """Ask the ranks for their calls before they are ended: they may wait for one that has failed.
+        """Ask the ranks for their calls before they are ended: they may wait for one that has
+        failed.
 
         The calls are journaled when a rank is over, as those that it leaves by itself.
         """
@@ -139,7 +144,9 @@ class StackDumper:
         self._waiting.append(_Asked(rank=rank, by_signal=True))
 
     def _handle(self, one: _Asked, now: float) -> bool:
-        """Journal a rank's stacks once they are complete, or can't be expected; return whether that is so."""
+        """Journal a rank's stacks once they are complete, or can't be expected; return whether that
+        is so.
+        """
         if not one.by_signal:
             reply = calls.reply_of(self._run_dir, one.rank.hello.pid)
             if reply is not None:
@@ -222,7 +229,9 @@ class StackDumper:
 
 
 def _state(rank: RankProcess) -> tuple[str, str]:
-    """Return a process's state as in ps(1), and for "D" the kernel function that it waits in, if known."""
+    """Return a process's state as in ps(1), and for "D" the kernel function that it waits in, if
+    known.
+    """
     now = processes.read(rank.hello.pid)
     if now is None:
         return "Z", ""
@@ -235,7 +244,9 @@ def _state(rank: RankProcess) -> tuple[str, str]:
 
 
 def _sources(code: Path, bundle: str, modules: str) -> Sources:
-    """Return the file names and texts of the user's code, from the payload; none if it is no longer readable."""
+    """Return the file names and texts of the user's code, from the payload; none if it is no longer
+    readable.
+    """
     try:
         found = sources.read(code)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):

@@ -1,6 +1,9 @@
-"""Ends all descendants of the agent: SIGTERM, a grace time, SIGKILL, until none is left. It never blocks.
+"""Ends all descendants of the agent: SIGTERM, a grace time, SIGKILL, until none is left.
 
-In a polite stop, polite_stop.py sends the first signals: this module sends nothing before its grace time is over.
+It never blocks.
+
+In a polite stop, polite_stop.py sends the first signals: this module sends nothing before its grace
+time is over.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ class Termination:
         return self._kill_at is not None
 
     def begin(self, now: float, grace_s: float, *, asks: bool = True) -> None:
-        """Send SIGTERM now if `asks`, and SIGKILL after `grace_s`. A second call can only shorten that time."""
+        """Send SIGTERM now if `asks`, and SIGKILL after `grace_s`.
+
+        A second call can only shorten that time.
+        """
         self._asks = asks
         kill_at = now + grace_s
         self._kill_at = (

@@ -1,4 +1,6 @@
-"""Measures the network between hosts: one rank on each, and pairs of ranks that run a collective at the same time."""
+"""Measures the network between hosts: one rank on each, and pairs of ranks that run a collective at
+the same time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Measured = tuple[
 
 
 def measure() -> list[Measured]:
-    """Return this rank's measurements with the other rank of each of its pairs: by NCCL if all have GPUs, else by gloo."""
+    """Return this rank's measurements with the other rank of each of its pairs: by NCCL if all have
+    GPUs, else by gloo.
+    """
     import torch
     import torch.distributed as dist
 
@@ -64,8 +68,8 @@ def _best_s(dist: Any, tensor: Any, group: Any, times: int) -> float:
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """Return pairs of ranks, in rounds in which no rank occurs twice: each rank meets several others, not all if there
-    are many.
+    """Return pairs of ranks, in rounds in which no rank occurs twice: each rank meets several
+    others, not all if there are many.
 
     As at a round table, the first rank stays, and the others move on by one seat each round.
     """

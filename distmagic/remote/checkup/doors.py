@@ -1,8 +1,9 @@
-"""Tests whether hosts can connect to each other, at the addresses and ports of a run. A "door" is a listening test
-port.
+"""Tests whether hosts can connect to each other, at the addresses and ports of a run.
 
-A door only answers a visitor that sends its secret, with a hash of it. All doors close on request, with the
-conversation, and after `LIFE_S` without a visitor. They need no torch and write nothing.
+A "door" is a listening test port.
+
+A door only answers a visitor that sends its secret, with a hash of it. All doors close on request,
+with the conversation, and after `LIFE_S` without a visitor. They need no torch and write nothing.
 
     open     it answered, after more bytes than fit into one packet
     half     it receives small packets, but no large ones
@@ -44,7 +45,10 @@ def _received(sock: socket.socket, size: int) -> bytes:
 
 
 class Doors:
-    """Listens on ports of one own address. `ports` are those that were available, 0 for the others."""
+    """Listens on ports of one own address.
+
+    `ports` are those that were available, 0 for the others.
+    """
 
     def __init__(self, address: str, ports: tuple[int, ...], secret: str) -> None:
         self._secret = secret

@@ -24,7 +24,9 @@ _VERBS, _PORTS = Path("/dev/infiniband"), "/sys/class/infiniband"
 
 
 def examine(packages: tuple[str, ...]) -> protocol.Examined:
-    """Return the doctor's data about this host, and the versions of these packages for this interpreter."""
+    """Return the doctor's data about this host, and the versions of these packages for this
+    interpreter.
+    """
     hostname = socket.gethostname()
     variables = {}
     for name, value in os.environ.items():
@@ -63,7 +65,9 @@ def examine(packages: tuple[str, ...]) -> protocol.Examined:
 
 
 def _addresses_of(name: str) -> tuple[str, ...] | None:
-    """Return the addresses of a name, () if it has none; None if unknown, as no name server answers in time."""
+    """Return the addresses of a name, () if it has none; None if unknown, as no name server answers
+    in time.
+    """
     found: list[str] = []
 
     def resolve() -> None:

@@ -1,4 +1,7 @@
-"""Reads from NVML data about each GPU that matter before a run. Nothing is changed, no device is used."""
+"""Reads from NVML data about each GPU that matter before a run.
+
+Nothing is changed, no device is used.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ _SLOWED = (
     (0x08, "hardware"),
 )
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
-# Caused by a program, or by the end of one: the GPU is well. NVIDIA's plugin for Kubernetes ignores the same.
+# Caused by a program, or by the end of one: the GPU is well. NVIDIA's plugin for Kubernetes ignores
+# the same.
 _OF_PROGRAMS = (b"13", b"31", b"43", b"45", b"68", b"109")
 _LOG_BYTES = 1 << 20
 
@@ -45,7 +49,9 @@ class _Holder(ctypes.Structure):
 
 
 def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
-    """Return the driver's version, its highest CUDA version, and each GPU; "", "" and () without a driver."""
+    """Return the driver's version, its highest CUDA version, and each GPU; "", "" and () without a
+    driver.
+    """
     with facts.open_nvml() as nvml:
         if nvml is None:
             return "", "", ()
@@ -110,7 +116,9 @@ def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
 
 
 def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
-    """Return the processes that use memory of a GPU: pid and name, as far as visible to this user."""
+    """Return the processes that use memory of a GPU: pid and name, as far as visible to this
+    user.
+    """
     count = ctypes.c_uint(_MOST_HOLDERS)
     table = (_Holder * _MOST_HOLDERS)()
     name = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -127,7 +135,9 @@ def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
 
 
 def last_xid() -> str:
-    """Return the last fault (Xid) of a GPU itself in the kernel's log: place and number; "" for none, or no log."""
+    """Return the last fault (Xid) of a GPU itself in the kernel's log: place and number; "" for
+    none, or no log.
+    """
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,6 @@
-"""Asks NCCL's own health service (RAS, since NCCL 2.24) of a job of this user which processes it misses."""
+"""Asks NCCL's own health service (RAS, since NCCL 2.24) of a job of this user which processes it
+misses.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from pathlib import Path
 
 PORT = 28028  # NCCL's default, on the loopback address
 _FIRST_S = 3.0  # for its first words, which it sends at once
-# It waits 5 s for a process that gives no answer, and 10 s in all. A shorter limit of ours would miss healthy ones.
+# It waits 5 s for a process that gives no answer, and 10 s in all. A shorter limit of ours would
+# miss healthy ones.
 _LIMIT_S = 11.0
 _QUESTION = b"verbose status\n"
 _MOST_BYTES, _MOST_CHARS = 1 << 18, 1500
@@ -19,9 +22,11 @@ _LISTENS = "0A"
 
 
 def errors() -> str:
-    """Return what NCCL reports as errors: processes that are dead or give no answer; "" for none, or without NCCL.
+    """Return what NCCL reports as errors: processes that are dead or give no answer; "" for none,
+    or without NCCL.
 
-    Its warnings are left out: in a healthy job, ranks may have made different numbers of calls at the moment.
+    Its warnings are left out: in a healthy job, ranks may have made different numbers of calls at
+    the moment.
     """
     if not _is_ours():
         return ""

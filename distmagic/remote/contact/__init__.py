@@ -1,7 +1,8 @@
 """Answers the notebook on a host, over one SSH channel, and keeps torch loaded between runs.
 
-A contact keeps no state: it ends with its channel, and the agents run on under their lease. It starts agents and never
-runs a rank. A template is a separate process that has torch loaded; agents are forked from it.
+A contact keeps no state: it ends with its channel, and the agents run on under their lease. It
+starts agents and never runs a rank. A template is a separate process that has torch loaded; agents
+are forked from it.
 
 Read in this order:
     Conversation      below: the interface of the channel to the notebook, which these modules use
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """A conversation with the notebook, by descriptor 0 and `out`. `owner` names the notebook whose templates it renews;
-    "" means none.
+    """A conversation with the notebook, by descriptor 0 and `out`.
+
+    `owner` names the notebook whose templates it renews; "" means none.
     """
 
     owner: str
@@ -51,8 +53,9 @@ class Conversation(Protocol):
         """Return the bytes that the notebook has sent after its last request."""
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
-        """Wait until `pipe` can be read; None only waits. Raises TimeoutError after `timeout_s`, and SystemExit if the
-        channel ends.
+        """Wait until `pipe` can be read; None only waits.
+
+        Raises TimeoutError after `timeout_s`, and SystemExit if the channel ends.
         """
 
     def renew_templates(self) -> None:

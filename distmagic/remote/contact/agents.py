@@ -1,4 +1,6 @@
-"""Starts agents, by exec or by a fork of the template (the warm process), and follows running agents."""
+"""Starts agents, by exec or by a fork of the template (the warm process), and follows running
+agents.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,8 @@ class Agents:
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
             with places.reader_listener(run_dir) as listener:
-                # Connect before the agent runs: this connection must be its first, however many others come during its
-                # start.
+                # Connect before the agent runs: this connection must be its first, however many
+                # others come during its start.
                 conn = undo.enter_context(relay.connect(run_dir / places.READERS))
                 wait = self._spawn(request, listener, folder, prefix)
             undo.pop_all()
@@ -128,11 +130,13 @@ class Agents:
                 os.close(log)
 
     def follow(self, request: protocol.FollowJob) -> None:
-        """Forward bytes between the notebook and a node's agent. If the agent has ended, send its journal.
+        """Forward bytes between the notebook and a node's agent.
 
-        Raises ValueError for an agent of another protocol version, and FileNotFoundError if this host has no files of
-        the job. Raises TimeoutError for an agent that accepts no connection. Exits if the agent runs but its
-        connection has ended: the notebook then connects again.
+        If the agent has ended, send its journal.
+
+        Raises ValueError for an agent of another protocol version, and FileNotFoundError if this
+        host has no files of the job. Raises TimeoutError for an agent that accepts no connection.
+        Exits if the agent runs but its connection has ended: the notebook then connects again.
         """
         was_followed = _connected_again() if request.after else nullcontext()
         with was_followed:
@@ -150,8 +154,8 @@ class Agents:
             except (FileNotFoundError, ConnectionError):
                 has_spoken = False
             if not has_spoken:
-                # A cleaner of /tmp has removed its socket, and the agent is about to make another one: the notebook
-                # connects again.
+                # A cleaner of /tmp has removed its socket, and the agent is about to make another
+                # one: the notebook connects again.
                 if listing.is_running(request.job, request.node_rank):
                     sys.exit(0)
                 if not folder.exists():
@@ -168,7 +172,8 @@ class Agents:
 def _connected_again() -> Iterator[None]:
     """Make the notebook connect again if the system refuses something while an agent runs.
 
-    For example, a home's file server that does not answer may recover: a refusal would end a healthy run.
+    For example, a home's file server that does not answer may recover: a refusal would end a
+    healthy run.
     """
     try:
         yield
@@ -187,7 +192,8 @@ def _exec(
     umask: int,
     prefix: tuple[str, ...],
 ) -> Callable[[], object]:
-    """Start the agent in its own session, with its `StartNode` on stdin, so that no secret is in argv.
+    """Start the agent in its own session, with its `StartNode` on stdin, so that no secret is in
+    argv.
 
     It inherits its listening socket, and the descriptors that reserve its devices.
     """
@@ -210,7 +216,9 @@ def _exec(
 
 
 def _note(pid: int, request: protocol.StartNode) -> None:
-    """Record the agent's process before the agent itself can, so that an agent that dies early is found, too."""
+    """Record the agent's process before the agent itself can, so that an agent that dies early is
+    found, too.
+    """
     with suppress(OSError):
         run_dir = places.run_dir(request.job, request.node_rank)
         processes.note(pid, run_dir / places.PID)

@@ -1,4 +1,7 @@
-"""Receives blobs from the notebook or from another host. Each is checked before it gets its name."""
+"""Receives blobs from the notebook or from another host.
+
+Each is checked before it gets its name.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,9 @@ class BlobReceiver:
 
 
 class _Taking:
-    """Blobs on their way to this host: from `_source` if there is one, else from the notebook, and on to `_files`."""
+    """Blobs on their way to this host: from `_source` if there is one, else from the notebook, and
+    on to `_files`.
+    """
 
     def __init__(
         self,
@@ -158,7 +163,8 @@ class _Taking:
                 self._why = "what came from there was damaged"
                 self.close()
                 if self._files is not None:
-                    # the next host has received the damaged bytes too, and notices it by the end of file
+                    # the next host has received the damaged bytes too, and notices it by the end of
+                    # file
                     self._files.close()
                 arrival.begin_again()
                 self._take_from_notebook(number, arrival)
@@ -169,7 +175,8 @@ class _Taking:
             return
         pieces = self._source.pieces(arrival.left_bytes)
         while True:
-            # Only errors of the source are caught: an error of this host's disk, in `_add`, ends it all.
+            # Only errors of the source are caught: an error of this host's disk, in `_add`, ends it
+            # all.
             try:
                 data = next(pieces, None)
             except (OSError, EOFError) as error:
@@ -238,7 +245,10 @@ class _Arrival:
 
 @contextmanager
 def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
-    """Yield a file for a blob; it gets its name after the block. Raises OSError if the blob arrived damaged."""
+    """Yield a file for a blob; it gets its name after the block.
+
+    Raises OSError if the blob arrived damaged.
+    """
     # Unbuffered: while it grows, the server reads it in order to send it to the next host.
     with atomic_write(places.blob(blob.sha256), is_buffered=False) as file:
         arrival = _Arrival(blob, file)
@@ -249,7 +259,9 @@ def _arriving(blob: protocol.Blob) -> Iterator[_Arrival]:
 
 @contextmanager
 def read_out(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
-    """Read the pieces to their end even if the disk is full, because the next line of the protocol follows them."""
+    """Read the pieces to their end even if the disk is full, because the next line of the protocol
+    follows them.
+    """
     try:
         yield pieces
     finally:
@@ -262,7 +274,9 @@ def _words(error: BaseException) -> str:
 
 
 def is_whole(blob: protocol.Blob) -> bool:
-    """Whether a file is on this host with its full size; a power failure may leave it short or empty."""
+    """Whether a file is on this host with its full size; a power failure may leave it short or
+    empty.
+    """
     try:
         with places.blob(blob.sha256).open("rb") as file:
             about = os.fstat(file.fileno())

@@ -1,12 +1,14 @@
-"""Sends blobs from host to host: a host that has them, or is receiving them, serves them to one other host.
+"""Sends blobs from host to host: a host that has them, or is receiving them, serves them to one
+other host.
 
-Both ends get the same certificate and key over SSH, made for this delivery. They use TLS 1.3, and each end continues
-only if the other has that certificate, before any byte of a blob is sent. Then only the server sends:
+Both ends get the same certificate and key over SSH, made for this delivery. They use TLS 1.3, and
+each end continues only if the other has that certificate, before any byte of a blob is sent. Then
+only the server sends:
 
     4 bytes, big-endian: the number of bytes that follow; 0: nothing new yet, but the server is alive
 
-The blobs are sent in an order that both ends know. The receiver checks their SHA-256, and requests them from the
-notebook if anything is wrong, so no transfer is retried.
+The blobs are sent in an order that both ends know. The receiver checks their SHA-256, and requests
+them from the notebook if anything is wrong, so no transfer is retried.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class Growing:
 class BlobServer:
     """Serves growing files to the first peer that has the secret, on its own thread, until `close`.
 
-    It listens only on `address`, and only until that peer has connected. `sizes` are the files' bytes.
+    It listens only on `address`, and only until that peer has connected. `sizes` are the files'
+    bytes.
     """
 
     def __init__(
@@ -140,7 +143,8 @@ class BlobServer:
                             data = self._files.read(number, offset, _ALIVE_S)
                             taker.sendall(_HEAD.pack(len(data)) + data)
                             offset += len(data)
-                    # The receiver closes when it has all: closing earlier could discard data on its way.
+                    # The receiver closes when it has all: closing earlier could discard data on its
+                    # way.
                     taker.recv(1)
         except (OSError, EOFError):
             # The receiver is gone, or there is no more data: it turns to the notebook.
@@ -166,7 +170,8 @@ class BlobServer:
 class BlobSource:
     """The receiver's end of a connection to a `BlobServer`.
 
-    It blocks for a few seconds without checking the notebook: a server whose notebook is gone closes, or falls silent.
+    It blocks for a few seconds without checking the notebook: a server whose notebook is gone
+    closes, or falls silent.
     """
 
     def __init__(self, address: str, port: int, secret: Secret) -> None:

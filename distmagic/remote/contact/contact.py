@@ -45,7 +45,10 @@ _TOUCH_S = 30.0  # well within the time after which `expiry` treats a file as un
 
 
 class Contact:
-    """The conversation on stdin and stdout. Only messages are written to stdout: other prints go to stderr."""
+    """The conversation on stdin and stdout.
+
+    Only messages are written to stdout: other prints go to stderr.
+    """
 
     def __init__(self, umask: int) -> None:
         self._umask = umask  # the user's own, for the ranks
@@ -111,8 +114,8 @@ class Contact:
             line = self._line()
 
     def _answer(self, request: protocol.Message) -> None:
-        # Blobs are served to the next host while they arrive on this one. Any other request means that the delivery is
-        # over.
+        # Blobs are served to the next host while they arrive on this one. Any other request means
+        # that the delivery is over.
         if not isinstance(request, protocol.ServeBlobs | protocol.ReceiveBlobs):
             self._receiver.close()
         try:
@@ -138,14 +141,15 @@ class Contact:
 
     def _line(self) -> bytes | None:
         while (line := self._lines.line()) is None:
-            # Other hosts may take minutes to receive a payload that this one already has. Meanwhile only this protects
-            # its files.
+            # Other hosts may take minutes to receive a payload that this one already has. Meanwhile
+            # only this protects its files.
             while not select.select([0], [], [], _TOUCH_S)[0]:
                 places.touch(self._receiver.awaited)
                 environments.touch_own()
                 if self._devices.descriptors:
-                    # An empty line, which the notebook ignores. If a firewall has cut the connection, this host's SSH
-                    # server only notices it when it sends something; devices would stay reserved for hours.
+                    # An empty line, which the notebook ignores. If a firewall has cut the
+                    # connection, this host's SSH server only notices it when it sends something;
+                    # devices would stay reserved for hours.
                     try:
                         self.write(b"\n")
                     except OSError:
@@ -167,7 +171,10 @@ class Contact:
             yield data
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
-        """Wait until `pipe` can be read; None only waits. Raises TimeoutError, and exits with the channel."""
+        """Wait until `pipe` can be read; None only waits.
+
+        Raises TimeoutError, and exits with the channel.
+        """
         sources: list[int | IO[bytes]] = [0] if pipe is None else [0, pipe]
         ready, _, _ = select.select(sources, [], [], timeout_s)
         if 0 in ready:
@@ -186,7 +193,10 @@ class Contact:
         self.say(replace(found, running=listing.running(), write_error=write_error))
 
     def _send_facts_again(self, _: protocol.GetFacts) -> None:
-        """Send the facts again: a port that was free may be in use now. Refused if the bundle is gone."""
+        """Send the facts again: a port that was free may be in use now.
+
+        Refused if the bundle is gone.
+        """
         os.stat(sys.path[0])
         self._send_facts()
 
@@ -197,7 +207,9 @@ class Contact:
         self.say(protocol.Route(address=address, interface=interface, time_s=now))
 
     def _send_free_port(self, request: protocol.GetFreePort) -> None:
-        """Send a port that is free now, and reserve it against other runs while this contact lives."""
+        """Send a port that is free now, and reserve it against other runs while this contact
+        lives.
+        """
         port, holder = facts.reserve_port(request.address)
         if self._port_holder is not None:
             self._port_holder.close()  # for the previous run
@@ -225,7 +237,9 @@ class Contact:
             self._doors = None
 
     def _knock(self, request: protocol.Knock) -> None:
-        """Send the ports of other hosts to which this host can connect, or stop listening for others."""
+        """Send the ports of other hosts to which this host can connect, or stop listening for
+        others.
+        """
         from distmagic.remote.checkup.doors import knock  # rarely needed
 
         if not request.doors:
@@ -233,7 +247,9 @@ class Contact:
         self.say(protocol.Knocked(answers=knock(request.doors)))
 
     def _claim_devices(self, request: protocol.ClaimDevices) -> None:
-        """Reserve devices for a job, or send the jobs that have them; details of this user's jobs are in their list."""
+        """Reserve devices for a job, or send the jobs that have them; details of this user's jobs
+        are in their list.
+        """
         if not request.devices:
             self._devices.release()
             self.say(protocol.DevicesClaimed())
@@ -319,7 +335,10 @@ class Contact:
     # ---- templates
 
     def _ensure_template(self, request: protocol.TemplateRequest) -> None:
-        """Start or find a template. No answer is sent: without a template, jobs are started by exec."""
+        """Start or find a template.
+
+        No answer is sent: without a template, jobs are started by exec.
+        """
         self.owner = request.owner
         with suppress(OSError, ValueError):
             template_client.ensure(

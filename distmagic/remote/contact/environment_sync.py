@@ -2,8 +2,8 @@
 
 If the host has no uv, the environment's own pip installs one into it.
 
-The notebook gets the last line of the installer at least once a second. When the channel ends, all started processes
-end too.
+The notebook gets the last line of the installer at least once a second. When the channel ends, all
+started processes end too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class EnvironmentSync:
     _line: str = ""  # the last line of output
 
     def sync(self, request: protocol.SyncEnvironment) -> None:
-        """Make or find the environment, and answer with its Python. Raises OSError and ValueError."""
+        """Make or find the environment, and answer with its Python.
+
+        Raises OSError and ValueError.
+        """
         if "/" in request.name or request.name.startswith(".") or not request.name:
             raise ValueError(f"{request.name[:80]!r} is not the name of an environment")
         self._began_s = time.monotonic()
@@ -113,7 +116,8 @@ class EnvironmentSync:
             pip = [python, "-m", "pip"]
             self._must(environment, [*pip, "install", "uv"], cure)
             sources = _sources(pip)
-        # The contact's umask lets only its user read these files: the URL of an index can contain a password.
+        # The contact's umask lets only its user read these files: the URL of an index can contain a
+        # password.
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
@@ -164,7 +168,10 @@ class EnvironmentSync:
         cure: str = "",
         what: str = "",
     ) -> None:
-        """Run a program to its end. If it fails, raises OSError with `what` failed, and the last lines of its output."""
+        """Run a program to its end.
+
+        If it fails, raises OSError with `what` failed, and the last lines of its output.
+        """
         code, said = self._run(environment, argv)
         if code:
             last = said[-_TOLD_LINES:] or ["it wrote nothing"]
@@ -179,7 +186,8 @@ class EnvironmentSync:
         Ends with the channel, and leaves no process.
         """
         said: list[str] = []
-        # This identifies its processes; children of this contact can be agents, whose template has ended meanwhile.
+        # This identifies its processes; children of this contact can be agents, whose template has
+        # ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
         # pip leaves downloads there when it is killed.
         tmp = environment.tmp
@@ -190,8 +198,8 @@ class EnvironmentSync:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**_variables(), **own_tmp, processes.MARK: mark},
-            # `python -m` imports from the working directory, and uv reads its configuration there: the home may have a
-            # token.py.
+            # `python -m` imports from the working directory, and uv reads its configuration there:
+            # the home may have a token.py.
             cwd="/",
             start_new_session=True,
             preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509 - there is one thread
@@ -201,7 +209,8 @@ class EnvironmentSync:
         rest = b""
         try:
             while True:
-                # Its children may keep the pipe open, so the end of the pipe can be much later than its own.
+                # Its children may keep the pipe open, so the end of the pipe can be much later than
+                # its own.
                 has_ended = child.poll() is not None
                 try:
                     if not has_ended:
@@ -255,7 +264,9 @@ def _variables() -> dict[str, str]:
 
 
 def _sources(pip: Sequence[str]) -> list[str]:
-    """Return the package sources of this host's pip, as lines of a requirements file; they may hold secrets."""
+    """Return the package sources of this host's pip, as lines of a requirements file; they may hold
+    secrets.
+    """
     done = subprocess.run(
         [*pip, "config", "list"],
         check=False,

@@ -1,4 +1,6 @@
-"""Lists, sends and receives files of the user, to which ranks may write meanwhile; sends logs, results and blobs."""
+"""Lists, sends and receives files of the user, to which ranks may write meanwhile; sends logs,
+results and blobs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class FileExchange:
     _umask: int
 
     def list(self, request: protocol.ListFiles) -> None:
-        """Send the files below a folder that match a pattern. Raises OSError, and ValueError for too many."""
+        """Send the files below a folder that match a pattern.
+
+        Raises OSError, and ValueError for too many.
+        """
         found = [
             replace(file, path=file_names.quoted(file.path))
             for file in found_files.find(_place(request.folder), request.pattern)
@@ -73,8 +78,8 @@ class FileExchange:
                 sent.update(data)
                 self._notebook.say(protocol.Data(size_bytes=len(data)))
                 self._notebook.write(data)
-            # Not by its date, which a write to mapped memory changes earlier or later. Text appended meanwhile does no
-            # harm.
+            # Not by its date, which a write to mapped memory changes earlier or later. Text
+            # appended meanwhile does no harm.
             now = found_files.digest(file, 0, before.st_size)
             has_changed = now != sent.hexdigest()
             self._notebook.say(FileEnds(has_changed=has_changed))
@@ -182,7 +187,10 @@ class FileExchange:
                 skip -= begin
 
     def note_taken(self, request: protocol.ResultTaken) -> None:
-        """Record that a notebook has received a result. A result that was only sent may have been lost on its way."""
+        """Record that a notebook has received a result.
+
+        A result that was only sent may have been lost on its way.
+        """
         path = places.job_dir(request.job, request.node_rank) / request.name
         if request.name == path.name and path.suffix == ".result" and path.exists():
             expiry.mark_fetched(path)
@@ -198,7 +206,10 @@ class FileExchange:
 
 
 def _place(folder: Folder) -> str:
-    """Return the path of a folder. Raises OSError for a job without files on this host, and for an unknown home."""
+    """Return the path of a folder.
+
+    Raises OSError for a job without files on this host, and for an unknown home.
+    """
     if folder.job:
         return listing.work_dir(folder.job, folder.node_rank)
     home, path = os.path.expanduser("~"), os.path.expanduser(folder.path)

@@ -1,4 +1,6 @@
-"""TLS 1.3 connections between two ends with the same certificate and key: each continues only if the other shows it."""
+"""TLS 1.3 connections between two ends with the same certificate and key: each continues only if
+the other shows it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ import time
 from distmagic.remote.wire.protocol import Secret
 
 HANDSHAKE_S = 5.0
-# Both ends name it in the handshake (ALPN). It proves nothing: it distinguishes a distmagic peer with another secret
-# from a stranger.
+# Both ends name it in the handshake (ALPN). It proves nothing: it distinguishes a distmagic peer
+# with another secret from a stranger.
 _PROTOCOL = "distmagic"
 # Connections that have not shown a certificate; one more, and the oldest is closed.
 _MOST_HANDSHAKES = 32
 
 
 def context(secret: Secret, *, is_server: bool) -> ssl.SSLContext:
-    """Return the TLS context of one end: it shows and accepts the secret's certificate, nothing else."""
+    """Return the TLS context of one end: it shows and accepts the secret's certificate, nothing
+    else.
+    """
     made = ssl.SSLContext(
         ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     )
@@ -47,10 +51,11 @@ def check_peer(tls: ssl.SSLSocket, secret: Secret) -> None:
 
 
 def is_other_secret(tls: ssl.SSLSocket, error: OSError) -> bool:
-    """Whether a handshake failed because the other end is a distmagic peer with another certificate.
+    """Whether a handshake failed because the other end is a distmagic peer with another
+    certificate.
 
-    The client checks first: it sees the server's certificate, and the server sees the resulting alert. Port scans,
-    browsers and other servers never count.
+    The client checks first: it sees the server's certificate, and the server sees the resulting
+    alert. Port scans, browsers and other servers never count.
     """
     is_about_certificates = (
         isinstance(error, ssl.SSLCertVerificationError)

@@ -25,7 +25,10 @@ _DYING_S = 0.05
 
 
 def connect(path: Path) -> socket.socket:
-    """Return a connection to an agent. Raises OSError; `BlockingIOError` if too many others already wait for one."""
+    """Return a connection to an agent.
+
+    Raises OSError; `BlockingIOError` if too many others already wait for one.
+    """
     conn = socket.socket(socket.AF_UNIX)
     try:
         # A connection to a stopped agent would wait forever.
@@ -44,15 +47,16 @@ def relay(
 ) -> bool:
     """Forward bytes both ways until the agent closes; return whether it sent anything.
 
-    An agent closes as its last act. It also drops a connection that takes nothing, so the last events may be missing:
-    they are in the journal. If the agent still runs, this process exits, and the notebook connects again.
+    An agent closes as its last act. It also drops a connection that takes nothing, so the last
+    events may be missing: they are in the journal. If the agent still runs, this process exits, and
+    the notebook connects again.
     """
     has_spoken = False
     # The number of the last forwarded event.
     last = None if attach.live else attach.after
     torn = b""  # the start of a line: only whole lines are forwarded
-    # What the notebook has not taken. A full pipe must not stop its requests, which renew the lease: it may wait for
-    # its user, or for another program.
+    # What the notebook has not taken. A full pipe must not stop its requests, which renew the
+    # lease: it may wait for its user, or for another program.
     left = b""
     agent = conn.fileno()
     with conn:
@@ -92,7 +96,10 @@ def relay(
 
 
 def _still_runs(attach: protocol.FollowJob) -> bool:
-    """Whether the agent that closed its connection still runs. A killed process closes its sockets one by one."""
+    """Whether the agent that closed its connection still runs.
+
+    A killed process closes its sockets one by one.
+    """
     for _ in range(_DYING_LOOKS):
         if not listing.is_running(attach.job, attach.node_rank):
             return False

@@ -1,10 +1,12 @@
-"""Runs one node of a job as a task of a platform, such as OSMO, to which no notebook can open a channel.
+"""Runs one node of a job as a task of a platform, such as OSMO, to which no notebook can open a
+channel.
 
     python BUNDLE task FOLDER TORCHRUN'S FLAGS...
 
-`FOLDER` has a `StartNode` message in the file `start`, and its blobs. The task plays the notebook's part for a contact:
-it starts the contact, requests the agent, and renews the lease. The agent's events become lines of the task's log
-(wire/log_lines.py), at most one line per second and rank. The task exits with 0 or 1, like its agent.
+`FOLDER` has a `StartNode` message in the file `start`, and its blobs. The task plays the notebook's
+part for a contact: it starts the contact, requests the agent, and renews the lease. The agent's
+events become lines of the task's log (wire/log_lines.py), at most one line per second and rank. The
+task exits with 0 or 1, like its agent.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from distmagic.remote.wire.lines import Lines
 START = "start"  # file name in the folder
 MOST_RESULT_BYTES = 1 << 20  # size limit of rank 0's return value
 _EVERY_S = 1.0
-# A platform only keeps the last lines of a log: the latest of these messages of each rank or host is repeated now and
-# then.
+# A platform only keeps the last lines of a log: the latest of these messages of each rank or host
+# is repeated now and then.
 _SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
 _ROWS = 50  # points of one metric of one rank in one line
 _TEXT_CHARS = 32_000
@@ -73,7 +75,9 @@ class MessageLog:
         self._waiting.append(message)
 
     def flush(self, *, is_end: bool = False) -> None:
-        """Write the waiting messages; of the repeated ones, those that are due, or all at the end."""
+        """Write the waiting messages; of the repeated ones, those that are due, or all at the
+        end.
+        """
         now = self._clock()
         waiting, self._waiting = self._waiting, []
         for message in waiting:
@@ -102,7 +106,9 @@ class MessageLog:
 def merged(
     before: protocol.Message, message: protocol.Message
 ) -> protocol.Message | None:
-    """Return two messages merged into one, the later one taking precedence; None if they can't be merged. Pure."""
+    """Return two messages merged into one, the later one taking precedence; None if they can't be
+    merged. Pure.
+    """
     of_one_rank = getattr(before, "rank", -1) == getattr(message, "rank", -1)
     if type(before) is not type(message) or not of_one_rank:
         return None
@@ -206,7 +212,9 @@ class Task:
         self._log.add(message)
 
     def _keep_results(self) -> None:
-        """Write rank 0's return value, if rank 0 ran on this node, and copy its files to the platform's output folder."""
+        """Write rank 0's return value, if rank 0 ran on this node, and copy its files to the
+        platform's output folder.
+        """
         if self._result_bytes and self._result_bytes <= MOST_RESULT_BYTES:
             self._log.result(0, self._result())
         output = os.environ.get("OUTPUT_DIR", "")
@@ -257,7 +265,9 @@ class Task:
 
 
 def _start_message(folder: Path, flags: tuple[str, ...]) -> protocol.StartNode:
-    """Return the start message of this node: the common message, with this node's number, flags and endpoint."""
+    """Return the start message of this node: the common message, with this node's number, flags and
+    endpoint.
+    """
     missing = [name for name in _ROLES if not os.environ.get(name)]
     if missing:
         sys.exit(

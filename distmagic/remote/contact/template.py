@@ -1,26 +1,29 @@
-"""The template: a process with torch loaded that never runs a job. It forks the agents of its notebook's jobs.
+"""The template: a process with torch loaded that never runs a job.
 
-It has one thread, because a fork copies only one. Standard input is its listening socket. It sends a greeting over each
-connection and reads one request. It ends when its lease expires, or when it was unused for long.
+It forks the agents of its notebook's jobs.
+
+It has one thread, because a fork copies only one. Standard input is its listening socket. It sends
+a greeting over each connection and reads one request. It ends when its lease expires, or when it
+was unused for long.
 
 Theory of operation
 ===================
 
-A template belongs to one owner, which is one notebook or script. Its key is a digest of everything that a new process
-inherits (`_key` in template_client.py). A job is forked from the template with its owner and key, or started by exec. A
-host keeps at most two templates of an owner.
+A template belongs to one owner, which is one notebook or script. Its key is a digest of everything
+that a new process inherits (`_key` in template_client.py). A job is forked from the template with
+its owner and key, or started by exec. A host keeps at most two templates of an owner.
 
     loading  it imports torch and the packages that ranks need. It listens, but does not answer yet
     ready    it serves one connection after the other, each with a greeting and one request
     trying   the same, while a child imports a package that jobs of its owner import (preloading.py)
     gone     its process has ended, and its directory is removed
 
-loading -> ready: all is imported, there is one thread, CUDA is unused, and a forked process can change its role and job
-in /proc. If any of these fails: loading -> gone.
+loading -> ready: all is imported, there is one thread, CUDA is unused, and a forked process can
+change its role and job in /proc. If any of these fails: loading -> gone.
 
-ready -> trying: a package waits, and no job forked from this template runs. trying -> ready: the child has ended. If it
-succeeded, the template imports the package itself as soon as no such job runs; otherwise the package is refused, with a
-reason.
+ready -> trying: a package waits, and no job forked from this template runs. trying -> ready: the
+child has ended. If it succeeded, the template imports the package itself as soon as no such job
+runs; otherwise the package is refused, with a reason.
 
 ready, trying -> gone, on whichever comes first:
 
@@ -30,19 +33,20 @@ ready, trying -> gone, on whichever comes first:
     a contact kills it (`_end`): its owner asks for that, a signal has stopped it, or it is the least recently
     used of three
 
-A killed template leaves its directory behind; a later contact removes it (`sweep_dead` in sweep.py).
+A killed template leaves its directory behind; a later contact removes it (`sweep_dead` in
+sweep.py).
 
-To start a job, the contact connects and waits for the greeting. It sends `ForkAgent` with the agent's socket, log and
-devices as descriptors, and receives the agent's pid. The agent forks torchrun. torchrun forks a fork server before it
-has threads, and that server forks the ranks.
+To start a job, the contact connects and waits for the greeting. It sends `ForkAgent` with the
+agent's socket, log and devices as descriptors, and receives the agent's pid. The agent forks
+torchrun. torchrun forks a fork server before it has threads, and that server forks the ranks.
 
-Promised: a job starts even if no template fits, or one ends, hangs or is slow: by exec, at most 20 s later. A job
-outlives its template. A forked rank differs from a new process only in its hash seed and its loaded modules
-(forking.py). A program that depends on these is started by exec. No code of the user's own modules runs in a template.
-No other user can connect to it.
+Promised: a job starts even if no template fits, or one ends, hangs or is slow: by exec, at most 20
+s later. A job outlives its template. A forked rank differs from a new process only in its hash seed
+and its loaded modules (forking.py). A program that depends on these is started by exec. No code of
+the user's own modules runs in a template. No other user can connect to it.
 
-Not promised: that a template exists (a host short of memory may kill it), or that any package is loaded. A package is
-imported once; a newer version of it changes the key.
+Not promised: that a template exists (a host short of memory may kill it), or that any package is
+loaded. A package is imported once; a newer version of it changes the key.
 """
 
 from __future__ import annotations
@@ -71,7 +75,8 @@ from distmagic.remote.system import socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
 from distmagic.remote.wire import protocol
 
-# None of these starts a thread, uses a device or draws a random number on import (numpy is reseeded).
+# None of these starts a thread, uses a device or draws a random number on import (numpy is
+# reseeded).
 PRELOADED = (
     "torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
     "torch.nn.parallel", "torch.utils.data", "cloudpickle", "distmagic.remote.rank.worker",
@@ -107,7 +112,9 @@ class TemplateServer:
         self._pid = os.getpid()
 
     def run(self) -> None:
-        """Answer requests until the lease or the idle time is over; running jobs pause the idle time."""
+        """Answer requests until the lease or the idle time is over; running jobs pause the idle
+        time.
+        """
         while True:
             now = self._clock()
             if self._agents:
@@ -134,7 +141,8 @@ class TemplateServer:
                 is_found = (folder / places.TEMPLATE).exists()
                 if not is_found and not self._agents and not self._preloading.has_work:
                     return  # a cleaner of /tmp removed it: no contact finds this template any more
-                # Forked processes still need the first; a contact finds this template by the others.
+                # Forked processes still need the first; a contact finds this template by the
+                # others.
                 places.touch(
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
@@ -162,7 +170,8 @@ class TemplateServer:
             elif isinstance(request, protocol.ForkAgent) and len(fds) >= 2:
                 pid = forking.fork(partial(_be_agent, request, *fds))
                 self._agents.add(pid)
-                # Answer despite errors of the home directory: otherwise the contact would start a second agent.
+                # Answer despite errors of the home directory: otherwise the contact would start a
+                # second agent.
                 with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
                     self._preloading.want(
                         sources.imports(places.blob(request.start.code))
@@ -194,7 +203,10 @@ def _be_agent(
 
 
 def main(_: list[str]) -> None:
-    """Load torch, then serve. If that fails, it exits at once, and its notebook's jobs are started by exec."""
+    """Load torch, then serve.
+
+    If that fails, it exits at once, and its notebook's jobs are started by exec.
+    """
     listener = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,7 +1,7 @@
 """The contact's side of templates: finds a matching one, starts one, asks it for an agent, ends it.
 
-A template matches if everything that a process inherits is equal: interpreter, bundle, variables, limits, and import
-directories. Variables that are only read during a job may differ.
+A template matches if everything that a process inherits is equal: interpreter, bundle, variables,
+limits, and import directories. Variables that are only read during a job may differ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ AT_RUN_TIME_TOO = (
 
 
 def variables(warm: protocol.TemplateRequest) -> dict[str, str]:
-    """Return the variables of a template: those of its ranks, except those that are only read during a job."""
+    """Return the variables of a template: those of its ranks, except those that are only read
+    during a job.
+    """
     return {
         name: value
         for name, value in {**warm.defaults, **os.environ, **warm.env}.items()
@@ -67,8 +69,8 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
     folders = {}
     for path in sys.path[1:]:
         if os.path.isdir(path):
-            # Changes when something is installed in a folder: names, and when pip last recorded a package. Byte code,
-            # which the first import writes there, is ignored.
+            # Changes when something is installed in a folder: names, and when pip last recorded a
+            # package. Byte code, which the first import writes there, is ignored.
             found = []
             with os.scandir(path) as entries:
                 for entry in entries:
@@ -112,8 +114,8 @@ def _key(env: dict[str, str], umask: int, prefix: tuple[str, ...]) -> str:
 def _can_be_warm(env: dict[str, str]) -> bool:
     """Whether a fork of a template can replace a new process.
 
-    It can't if PYTHONPATH is relative, because that means the job's own directory. It can't either if PYTHONPATH
-    contains a program that runs at the start of each process.
+    It can't if PYTHONPATH is relative, because that means the job's own directory. It can't either
+    if PYTHONPATH contains a program that runs at the start of each process.
     """
     if not sys.platform.startswith("linux") or customizing_file(env):
         return False
@@ -124,7 +126,8 @@ def _can_be_warm(env: dict[str, str]) -> bool:
 def _mine(owner: str) -> str:
     """Return the part of a path in /tmp that names the notebook to which a template belongs.
 
-    It has a digest of distmagic's home directory, because a user may have several such directories and only one /tmp.
+    It has a digest of distmagic's home directory, because a user may have several such directories
+    and only one /tmp.
     """
     home = str(places.home())
     return owner + hashlib.sha256(home.encode()).hexdigest()[:6]
@@ -136,7 +139,8 @@ def _mine(owner: str) -> str:
 def ensure(
     warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()
 ) -> Path | None:
-    """Return the socket of a matching template, which may still be importing torch; None if there can be none.
+    """Return the socket of a matching template, which may still be importing torch; None if there
+    can be none.
 
     The command of a new one starts with `prefix`.
     """
@@ -249,7 +253,9 @@ def fork_agent(
     umask: int,
     prefix: tuple[str, ...],
 ) -> processes.ProcessInfo | None:
-    """Make a template fork the job's agent and return it; None if the agent must be started by exec."""
+    """Make a template fork the job's agent and return it; None if the agent must be started by
+    exec.
+    """
     if request.warm is None:
         return None
     try:
@@ -270,7 +276,8 @@ def fork_agent(
 def renew(owner: str) -> None:
     """Renew the lease of this notebook's templates.
 
-    A template that still imports torch does not answer, and is passed over: its lease has not begun.
+    A template that still imports torch does not answer, and is passed over: its lease has not
+    begun.
     """
     for folder in places.warm_dirs(_mine(owner)):
         with (
@@ -292,7 +299,9 @@ def _described(owner: str) -> list[tuple[Path, protocol.Template]]:
 
 
 def templates(owner: str) -> tuple[protocol.Template, ...]:
-    """Return this notebook's templates, with their private memory and their share of shared memory."""
+    """Return this notebook's templates, with their private memory and their share of shared
+    memory.
+    """
     return tuple(
         replace(hello, size_bytes=_memory_bytes(hello.pid))
         for _, hello in _described(owner)
@@ -317,13 +326,18 @@ def _memory_bytes(pid: int) -> int:
 
 
 def end_all(owner: str) -> None:
-    """End this notebook's templates, and wait until they have ended. Jobs that they started run on."""
+    """End this notebook's templates, and wait until they have ended.
+
+    Jobs that they started run on.
+    """
     for folder in places.warm_dirs(_mine(owner)):
         _end(folder / places.TEMPLATE)
 
 
 def _end(path: Path) -> None:
-    """Kill a template, which may be busy importing and has nothing to clean up; wait until it has ended."""
+    """Kill a template, which may be busy importing and has nothing to clean up; wait until it has
+    ended.
+    """
     process = processes.noted(path.parent / places.PID)
     if process is not None:
         processes.send(process, signal.SIGKILL)

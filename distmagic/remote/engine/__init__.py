@@ -1,8 +1,10 @@
-"""Starts torchrun and its ranks on a host: by exec, or by a fork of a template, which is a process with torch loaded.
+"""Starts torchrun and its ranks on a host: by exec, or by a fork of a template, which is a process
+with torch loaded.
 
-The engine of a node is the process that runs torchrun on it: a child of the agent, and the parent of the ranks. It runs
-torchrun's own code with a few functions replaced, and resets forked processes to the state of new ones. It holds no
-state of a job, writes no journal and runs no code of the user (a rank starts in the package rank). Read in this order:
+The engine of a node is the process that runs torchrun on it: a child of the agent, and the parent
+of the ranks. It runs torchrun's own code with a few functions replaced, and resets forked processes
+to the state of new ones. It holds no state of a job, writes no journal and runs no code of the user
+(a rank starts in the package rank). Read in this order:
 
     engine_start.py      the agent's side: starts torchrun, by exec or by fork
     engine.py            the process that runs torchrun; reports how ranks ended

@@ -1,4 +1,6 @@
-"""The process that runs torchrun: it calls torch's own parser and launcher, and reports failed ranks to the agent."""
+"""The process that runs torchrun: it calls torch's own parser and launcher, and reports failed
+ranks to the agent.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _MONITOR_S = 0.02  # pause between two checks of ranks by torchrun
 _ENDPOINT_S = 3.0  # time limit for the lead to listen
 _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
-# Libraries would take these variables for the rank's own, but they belong to the task whose step contains all ranks of
-# a node.
+# Libraries would take these variables for the rank's own, but they belong to the task whose step
+# contains all ranks of a node.
 _OF_A_TASK = (
     "DISTMAGIC_SECRET",  # it authenticates the nodes of a job, not ranks
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS",
@@ -45,10 +47,11 @@ _MISLEADING = (
 def environment(
     start: protocol.StartNode, host: dict[str, str], folder: Path, run_dir: Path
 ) -> dict[str, str]:
-    """Return torchrun's environment: the host's own without variables that would mislead torchrun, and the job's.
+    """Return torchrun's environment: the host's own without variables that would mislead torchrun,
+    and the job's.
 
-    The caller's process is its parent. `folder` is the node's directory of logs and results, `run_dir` that of its
-    sockets.
+    The caller's process is its parent. `folder` is the node's directory of logs and results,
+    `run_dir` that of its sockets.
     """
     own = {
         name: value
@@ -80,8 +83,8 @@ def environment(
 def main(argv: list[str]) -> None:
     """Run `torchrun` with these arguments; exit with 1 after ranks have failed, as torchrun does.
 
-    In a process that was forked from a template, ranks are forked too, unless this version of torch starts them in an
-    unknown way.
+    In a process that was forked from a template, ranks are forked too, unless this version of torch
+    starts them in an unknown way.
     """
     # The agent may have been killed while this process started.
     processes.die_with_parent(int(_from_agent("agent_pid")))
@@ -135,11 +138,12 @@ def main(argv: list[str]) -> None:
 
 
 def simplify_logs() -> None:
-    """Log exceptions without torch's formatter, and drop one message about torchrun's final barrier.
+    """Log exceptions without torch's formatter, and drop one message about torchrun's final
+    barrier.
 
-    The formatter imports torch's compiler, which takes seconds and leaves a directory in /tmp. The message reports that
-    the lead was gone before this node had passed the barrier. That is normal: the last node to arrive lets the lead
-    exit, and then asks it once more.
+    The formatter imports torch's compiler, which takes seconds and leaves a directory in /tmp. The
+    message reports that the lead was gone before this node had passed the barrier. That is normal:
+    the last node to arrive lets the lead exit, and then asks it once more.
     """
     # Here, because the agent also imports this file and needs no logging.
     import logging
@@ -162,11 +166,13 @@ def simplify_logs() -> None:
 
 
 def follow_rounds(*, is_elastic: bool) -> None:
-    """Pass the number of the rendezvous round to ranks, and repeat a round that failed in an elastic job.
+    """Pass the number of the rendezvous round to ranks, and repeat a round that failed in an
+    elastic job.
 
-    Otherwise torchrun ends if a node is lost during a round. A node may join and be lost before it announces its number
-    of ranks. Then the others wait for the store's `read_timeout`, which raises DistStoreError (torch 2.13:
-    `_assign_worker_ranks` in elastic/agent/server/api.py, and `RendezvousStoreInfo.build` before it).
+    Otherwise torchrun ends if a node is lost during a round. A node may join and be lost before it
+    announces its number of ranks. Then the others wait for the store's `read_timeout`, which raises
+    DistStoreError (torch 2.13: `_assign_worker_ranks` in elastic/agent/server/api.py, and
+    `RendezvousStoreInfo.build` before it).
     """
     import logging
 
@@ -197,7 +203,9 @@ def follow_rounds(*, is_elastic: bool) -> None:
 
 
 def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
-    """Make torchrun fork its ranks, if this torch starts them by the method that the fork server replaces."""
+    """Make torchrun fork its ranks, if this torch starts them by the method that the fork server
+    replaces.
+    """
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import (
             subprocess_handler,
@@ -212,7 +220,9 @@ def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
 
 
 def _await_endpoint(endpoint: str) -> None:
-    """Wait until the lead listens. torch's store would notice later: its pauses grow from half a second."""
+    """Wait until the lead listens. torch's store would notice later: its pauses grow from half a
+    second.
+    """
     address, _, port = endpoint.partition(" ")
     end = time.monotonic() + _ENDPOINT_S
     while port and time.monotonic() < end:

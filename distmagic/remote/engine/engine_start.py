@@ -17,7 +17,8 @@ def start_engine(
 ) -> tuple[int, int, int]:
     """Start torchrun with these flags, in its own session, with the user's `umask`.
 
-    Return its pid, and the reading ends of its stdout and stderr. Raises OSError if it can't be started.
+    Return its pid, and the reading ends of its stdout and stderr. Raises OSError if it can't be
+    started.
     """
     argv = [*torchrun, sys.path[0], "worker"]
     out, out_writing = os.pipe()

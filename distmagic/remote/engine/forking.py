@@ -1,4 +1,5 @@
-"""Resets a forked process to the state of a new one: its stack, signals, streams, variables, descriptors, and its end.
+"""Resets a forked process to the state of a new one: its stack, signals, streams, variables,
+descriptors, and its end.
 
     run    --calls-->                     the template's function
     act    --calls-->  ...  --calls-->    fork(child's function)
@@ -6,12 +7,12 @@
     fork   --in the child-->              raises `BecomeChild`, which unwinds the parent's whole stack up to `run`
     run    --in the child, calls-->       child's function
 
-So the child keeps no frame and no handler of its parent. `reset_process` then replaces descriptors, streams and
-variables, and `exit_like_python` ends the process. Two things remain from the parent: the hash seed, and its loaded
-modules, which are frozen to exclude them from garbage collection.
+So the child keeps no frame and no handler of its parent. `reset_process` then replaces descriptors,
+streams and variables, and `exit_like_python` ends the process. Two things remain from the parent:
+the hash seed, and its loaded modules, which are frozen to exclude them from garbage collection.
 
-`with` and `finally` blocks between `run` and `fork` also run in the child. Those that remove files must compare pids
-first.
+`with` and `finally` blocks between `run` and `fork` also run in the child. Those that remove files
+must compare pids first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-# The functions `rank_zero_only` of Lightning and of its metrics, and the variable from which they read their rank.
+# The functions `rank_zero_only` of Lightning and of its metrics, and the variable from which they
+# read their rank.
 _NOTES_RANK = {
     "lightning_utilities.core.rank_zero": "RANK",
     "torchmetrics.utilities.prints": "LOCAL_RANK",
@@ -48,7 +50,9 @@ class BecomeChild(BaseException):
 
 
 class _Inherited:
-    """Changes by imports in the template: descriptors that libraries opened, variables that they set."""
+    """Changes by imports in the template: descriptors that libraries opened, variables that they
+    set.
+    """
 
     is_warm = False  # whether this process comes from a template
     descriptors: frozenset[int] = frozenset()
@@ -63,7 +67,9 @@ inherited = _Inherited()
 
 
 def run(act: Callable[[], None]) -> None:
-    """Call `act`. A child forked by `fork` anywhere below returns to this function and calls its own function."""
+    """Call `act`. A child forked by `fork` anywhere below returns to this function and calls its
+    own function.
+    """
     while True:
         try:
             act()
@@ -71,15 +77,18 @@ def run(act: Callable[[], None]) -> None:
             act = become.act
         else:
             return
-        # Files and sockets of the parent in reference cycles close their descriptors now. Later they could close a
-        # descriptor that the child has opened.
+        # Files and sockets of the parent in reference cycles close their descriptors now. Later
+        # they could close a descriptor that the child has opened.
         gc.collect()
 
 
 def fork(act: Callable[[], None]) -> int:
-    """Fork. Return the child's pid in the parent. The child raises `BecomeChild`, so that `run` calls `act`.
+    """Fork. Return the child's pid in the parent.
 
-    The child has the default handling of every signal. Raises OSError if the system allows no more processes.
+    The child raises `BecomeChild`, so that `run` calls `act`.
+
+    The child has the default handling of every signal. Raises OSError if the system allows no more
+    processes.
     """
     # No signal may reach the child while it has the parent's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -111,16 +120,19 @@ def reset_process(
     cwd: str = "",
     keep: Iterable[int] = (),
 ) -> None:
-    """Give this process its own session, and these variables, standard streams and working directory.
+    """Give this process its own session, and these variables, standard streams and working
+    directory.
 
-    Its standard input is empty. `out` and `err` are descriptors above 2. They are closed, as are all others except
-    `keep` and those that libraries opened in the template. Raises OSError for a bad `cwd`.
+    Its standard input is empty. `out` and `err` are descriptors above 2. They are closed, as are
+    all others except `keep` and those that libraries opened in the template. Raises OSError for a
+    bad `cwd`.
     """
     os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
-    # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones have buffered data of the parent.
+    # Make new `sys.stdin`, `stdout` and `stderr`, as `python -u` does: the old ones have buffered
+    # data of the parent.
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         mode = "r" if fd == 0 else "w"
@@ -154,7 +166,10 @@ def close_descriptors(keep: Iterable[int]) -> None:
 
 
 def reseed() -> None:
-    """Seed all random generators from the system, as in a new process. CUDA does that itself on first use."""
+    """Seed all random generators from the system, as in a new process.
+
+    CUDA does that itself on first use.
+    """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -165,7 +180,9 @@ def reseed() -> None:
 
 
 def mend_rank(env: Mapping[str, str]) -> None:
-    """Correct the rank that packages of the template have stored; in a new process they read it on import."""
+    """Correct the rank that packages of the template have stored; in a new process they read it on
+    import.
+    """
     for name, variable in _NOTES_RANK.items():
         function = getattr(sys.modules.get(name), "rank_zero_only", None)
         if function is not None and hasattr(function, "rank"):
@@ -173,10 +190,12 @@ def mend_rank(env: Mapping[str, str]) -> None:
 
 
 def exit_like_python(act: Callable[[], None]) -> NoReturn:
-    """Call `act` as a main program, then end this process as Python does: threads, atexit, flush, exit code.
+    """Call `act` as a main program, then end this process as Python does: threads, atexit, flush,
+    exit code.
 
-    One thing differs: modules that the template had loaded are not torn down, because that would cost each rank a copy
-    of the template's memory. Modules loaded later are cleared, so that their open files are written.
+    One thing differs: modules that the template had loaded are not torn down, because that would
+    cost each rank a copy of the template's memory. Modules loaded later are cleared, so that their
+    open files are written.
     """
     code = 0
     try:
@@ -207,8 +226,8 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
 
 
 def _clear_modules() -> None:
-    # A `__del__` may use modules, functions, classes, and all of Python's own modules: these are cleared last, with what
-    # only they hold.
+    # A `__del__` may use modules, functions, classes, and all of Python's own modules: these are
+    # cleared last, with what only they hold.
     for kept in ((types.ModuleType, types.FunctionType, type), ()):
         for name, module in sys.modules.copy().items():
             is_pythons = name.partition(".")[0] in sys.stdlib_module_names
@@ -231,10 +250,12 @@ def _clear_modules() -> None:
 def remember(
     before: dict[str, str], descriptors: Iterable[int], asked_for: Iterable[str] = ()
 ) -> None:
-    """Record in the template (the warm process) what its imports changed: variables, modules, and open files.
+    """Record in the template (the warm process) what its imports changed: variables, modules, and
+    open files.
 
-    `before` is the environment before the imports, `descriptors` are the files that they have opened. `asked_for` are
-    the names that the template was asked to load in addition to torch: a module, or a name in a module.
+    `before` is the environment before the imports, `descriptors` are the files that they have
+    opened. `asked_for` are the names that the template was asked to load in addition to torch: a
+    module, or a name in a module.
     """
     inherited.is_warm = True
     inherited.asked_for = frozenset(asked_for)
@@ -251,7 +272,8 @@ def remember(
 def _are_flushed() -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
-            # Python, too, accepts a stream without `closed`, such as a class that writes to two files.
+            # Python, too, accepts a stream without `closed`, such as a class that writes to two
+            # files.
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except Exception:  # noqa: BLE001 - the user's own stream, or the reading end is closed

@@ -1,9 +1,10 @@
 """Makes the c10d rendezvous independent of the hosts' clocks.
 
-In torch (2.13: elastic/rendezvous/dynamic_rendezvous.py) each node writes its clock's time into a common state, and
-every other node compares it with its own clock. If two hosts' clocks differ by some seconds, a healthy node counts as
-dead; if a clock is set meanwhile, its node seems to stop. With this module, each node counts from the moment at which
-it saw a time change, by its own monotonic clock.
+In torch (2.13: elastic/rendezvous/dynamic_rendezvous.py) each node writes its clock's time into a
+common state, and every other node compares it with its own clock. If two hosts' clocks differ by
+some seconds, a healthy node counts as dead; if a clock is set meanwhile, its node seems to stop.
+With this module, each node counts from the moment at which it saw a time change, by its own
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 
 class SteadyTime:
-    """Replaces the class `datetime` in torch's module: the start time of this process plus the elapsed time."""
+    """Replaces the class `datetime` in torch's module: the start time of this process plus the
+    elapsed time.
+    """
 
     _began = datetime.now(timezone.utc)
     _began_s = time.monotonic()
@@ -57,7 +60,9 @@ class SeenTimes:
         return {node: seen for node, (_, seen) in self._beats.items()}
 
     def deadline(self, written: datetime | None) -> datetime | None:
-        """Return when, by this node's clock, nodes that have met stop waiting for another; None if they don't wait."""
+        """Return when, by this node's clock, nodes that have met stop waiting for another; None if
+        they don't wait.
+        """
         if written is None:
             self._deadline = None
         elif self._deadline is None:
@@ -66,7 +71,10 @@ class SeenTimes:
 
 
 def count_by_own_clock() -> None:
-    """Make torchrun's rendezvous count this way in this process. Other versions of torch are left unchanged."""
+    """Make torchrun's rendezvous count this way in this process.
+
+    Other versions of torch are left unchanged.
+    """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     holder: Any = getattr(dynamic_rendezvous, "_BackendRendezvousStateHolder", None)

@@ -1,7 +1,9 @@
-"""The packages that a template loads in addition to torch: imports in the texts of its jobs, and the user's setting.
+"""The packages that a template loads in addition to torch: imports in the texts of its jobs, and
+the user's setting.
 
-It only loads installed packages, and only while no job runs. A package is first tried in a child process. If that
-process could not be forked afterwards, or ranks could notice a difference from a new process, the package is refused.
+It only loads installed packages, and only while no job runs. A package is first tried in a child
+process. If that process could not be forked afterwards, or ranks could notice a difference from a
+new process, the package is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ MOST_BYTES = 1_500_000_000  # memory that all packages may add
 SLOW_S = 60  # time limit for one package
 _LOADED_ANYWAY = ("distmagic", "torch", "cloudpickle", "__main__")
 _OF_A_RANK = ("SLURM_", "TORCHELASTIC_", "PET_", "PMI")
-# These contain names of rank variables, but read none on import, or `forking.mend_rank` corrects it in each rank.
+# These contain names of rank variables, but read none on import, or `forking.mend_rank` corrects it
+# in each rank.
 READ_NO_RANK = (
     "torch", "torchmetrics", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning",
     "transformers", "accelerate",
@@ -72,7 +75,10 @@ class Preloading:
         return bool(self._waiting or self._tried)
 
     def step(self, *, is_idle: bool) -> bool:
-        """Continue with one package; return whether it was just imported in this process. `is_idle`: no job runs."""
+        """Continue with one package; return whether it was just imported in this process.
+
+        `is_idle`: no job runs.
+        """
         if self._child and self._tried:
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid:
@@ -136,7 +142,9 @@ def is_installed(package: str) -> bool:
 
 
 def why_not(names: Iterable[str], began_bytes: int) -> str:
-    """Import, and return why ranks can't be forked from this process then, or would differ from new ones."""
+    """Import, and return why ranks can't be forked from this process then, or would differ from new
+    ones.
+    """
     handlers = _handlers()
     modules = set(sys.modules)
     try:
@@ -158,7 +166,8 @@ def why_not(names: Iterable[str], began_bytes: int) -> str:
 
 def load(names: Iterable[str]) -> None:
     """Import modules, and look up the named objects in them. Raises the errors of the import."""
-    # Torch must ask NVML, not CUDA, whether there are GPUs: a process that has asked CUDA can't be forked.
+    # Torch must ask NVML, not CUDA, whether there are GPUs: a process that has asked CUDA can't be
+    # forked.
     variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(variable)
     os.environ[variable] = "1"
@@ -178,7 +187,9 @@ def load(names: Iterable[str]) -> None:
 
 
 def _names_rank_variables(modules: Iterable[str]) -> bool:
-    """Whether a module's code contains the name of a rank variable, which it might read on import."""
+    """Whether a module's code contains the name of a rank variable, which it might read on
+    import.
+    """
     for name in modules:
         spec = getattr(sys.modules[name], "__spec__", None)
         loader: Any = getattr(spec, "loader", None)

@@ -1,7 +1,7 @@
 """Overwrites the job's mark and the role of a forked process in /proc.
 
-/proc shows the variables and the command line of the exec'ed ancestor, not the current ones. So the template is started
-with placeholders in both, as long as the longest text of its children.
+/proc shows the variables and the command line of the exec'ed ancestor, not the current ones. So the
+template is started with placeholders in both, as long as the longest text of its children.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from distmagic.remote.system import processes
 
 JOB_PLACEHOLDER = "-" * 64  # the value of the job's mark in the template's environment
 ROLE_PLACEHOLDER = "template"  # the template's last argument; no role has a longer name
-# Positions of arguments and variables in memory: fields of /proc/PID/stat, counted from the one after the name.
+# Positions of arguments and variables in memory: fields of /proc/PID/stat, counted from the one
+# after the name.
 _ARGUMENTS, _VARIABLES = (45, 46), (47, 48)
 
 
@@ -29,7 +30,9 @@ def show(role: str, job: str) -> None:
 
 
 def _write(words: tuple[int, int], before: bytes, text: bytes, room: int) -> None:
-    """Overwrite `room` bytes with `text` and zeros: those after the last `before`, or the very last if it is empty."""
+    """Overwrite `room` bytes with `text` and zeros: those after the last `before`, or the very last
+    if it is empty.
+    """
     if len(text) > room:
         raise ValueError(f"{text[:100]!r} is too long")
     begin, end = _limits(words)
@@ -49,7 +52,9 @@ def _limits(words: tuple[int, int]) -> tuple[int, int]:
 
 
 def can_show() -> bool:
-    """Whether this process was started with both placeholders, and /proc has their addresses in memory."""
+    """Whether this process was started with both placeholders, and /proc has their addresses in
+    memory.
+    """
     variables = Path("/proc/self/environ").read_bytes()
     arguments = Path("/proc/self/cmdline").read_bytes()
     has_job = f"{processes.MARK}={JOB_PLACEHOLDER}\0".encode() in variables

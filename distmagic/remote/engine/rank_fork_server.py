@@ -1,6 +1,8 @@
-"""Forks the ranks of a warm engine, in a process that the engine forks before torchrun starts and that has one thread.
+"""Forks the ranks of a warm engine, in a process that the engine forks before torchrun starts and
+that has one thread.
 
-The engine itself gets threads, sockets and signal handlers of torchrun, so ranks can't be forked from it.
+The engine itself gets threads, sockets and signal handlers of torchrun, so ranks can't be forked
+from it.
 
     engine            --`fork_rank`: variables, stdout and stderr-->  fork server
     fork server       --fork-->                                       middle process
@@ -8,8 +10,8 @@ The engine itself gets threads, sockets and signal handlers of torchrun, so rank
     engine            --adopts the rank, as the nearest subreaper--
     fork server       --the rank's pid-->                             engine
 
-So the rank is a child of the engine. torchrun waits for it, signals it and reads its exit code as if
-`SubprocessHandler._popen` had started it, which `replace_popen` replaces.
+So the rank is a child of the engine. torchrun waits for it, signals it and reads its exit code as
+if `SubprocessHandler._popen` had started it, which `replace_popen` replaces.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class RankForkServer:
         os.close(number)
 
     def fork_rank(self, env: dict[str, str], out: int, err: int) -> int:
-        """Return the pid of a new child of this process: a rank with these variables, stdout and stderr.
+        """Return the pid of a new child of this process: a rank with these variables, stdout and
+        stderr.
 
         Raises OSError if the host can't fork because it lacks processes or memory.
         """
@@ -70,7 +73,10 @@ class RankForkServer:
         return int(pid)
 
     def replace_popen(self, handler: Any) -> None:
-        """Make torchrun's `SubprocessHandler` fork its ranks. Other commands are started as before."""
+        """Make torchrun's `SubprocessHandler` fork its ranks.
+
+        Other commands are started as before.
+        """
         command = processes.command("worker")
         start = handler._popen  # noqa: SLF001
 
@@ -145,7 +151,10 @@ def _read(conn: socket.socket, size: int) -> bytes:
 
 
 def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
-    """Fork the middle process, which forks the rank and exits. Return the rank's pid, 0 if a fork fails."""
+    """Fork the middle process, which forks the rank and exits.
+
+    Return the rank's pid, 0 if a fork fails.
+    """
     pid_reading = pid_writing = go_reading = go_writing = -1
     answer = b""
     with suppress(OSError):
@@ -155,8 +164,8 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
         if middle == 0:
             unused = (pid_reading, pid_writing, go_writing)
             _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
-        # With this end closed, the read below gets end of file if the middle process dies before it has written, for
-        # example when memory runs out.
+        # With this end closed, the read below gets end of file if the middle process dies before it
+        # has written, for example when memory runs out.
         os.close(pid_writing)
         pid_writing = -1
         os.waitpid(middle, 0)
@@ -182,8 +191,9 @@ def _be_rank(
 ) -> None:
     for fd in unused:
         os.close(fd)
-    # The fork server writes to `go` when the middle process has exited. Only from then on the engine is the parent; the
-    # worker asks the kernel to be killed with its parent, which must not be the middle process.
+    # The fork server writes to `go` when the middle process has exited. Only from then on the
+    # engine is the parent; the worker asks the kernel to be killed with its parent, which must not
+    # be the middle process.
     if not os.read(go, 1):
         # The fork server does not know this process: the middle one died before reporting the pid.
         os._exit(1)
@@ -211,8 +221,9 @@ def _be_rank(
 def _needs_exec(env: dict[str, str]) -> bool:
     """Whether the rank must be started by exec after all.
 
-    That is so if CUDA was initialized before the fork, or if modules of the user have the name of a loaded package and
-    would hide it. It is also so if the program sets variables that a loaded package may read on import.
+    That is so if CUDA was initialized before the fork, or if modules of the user have the name of a
+    loaded package and would hide it. It is also so if the program sets variables that a loaded
+    package may read on import.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda._is_in_bad_fork():  # noqa: SLF001
@@ -227,7 +238,9 @@ def _needs_exec(env: dict[str, str]) -> bool:
 
 
 def _top_level_names(folder: str) -> set[str]:
-    """Return the names of modules and packages that can be imported from a folder; none if it is unreadable."""
+    """Return the names of modules and packages that can be imported from a folder; none if it is
+    unreadable.
+    """
     names = set()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

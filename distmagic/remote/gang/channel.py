@@ -1,4 +1,6 @@
-"""The agent's side of the heartbeats: sends and receives them, journals changes, decides when to stop."""
+"""The agent's side of the heartbeats: sends and receives them, journals changes, decides when to
+stop.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Cause:
 
 
 class GangChannel:
-    """The heartbeats of one agent, for the agent's whole life. Raises OSError if no socket is available.
+    """The heartbeats of one agent, for the agent's whole life.
+
+    Raises OSError if no socket is available.
 
     The agent calls `poll` in every turn of its loop, and reads the state of peers from `gang`.
     """
@@ -62,10 +66,13 @@ class GangChannel:
     def poll(
         self, now: float, own: OwnState, cause: Cause | None, *, is_clear: bool
     ) -> Cause | None:
-        """Receive and send datagrams. Return why this node must stop, if a peer's end or loss demands it.
+        """Receive and send datagrams.
 
-        `own` is this node's state, without what this function adds: formations, phase, reason and culprit. `cause` is
-        why this node itself is stopping, None while it is not. `is_clear`: none of its processes is left.
+        Return why this node must stop, if a peer's end or loss demands it.
+
+        `own` is this node's state, without what this function adds: formations, phase, reason and
+        culprit. `cause` is why this node itself is stopping, None while it is not. `is_clear`: none
+        of its processes is left.
         """
         for data, address in self._udp.receive():
             self.gang.receive(data, address, now)
@@ -82,7 +89,10 @@ class GangChannel:
         return next((found for found in causes if found is not None), None)
 
     def _judge(self, news: News, now: float) -> Cause | None:
-        """Journal a peer's new state. Return why this node must stop for it, None if it need not."""
+        """Journal a peer's new state.
+
+        Return why this node must stop for it, None if it need not.
+        """
         node = news.node_rank
         is_counted = node in self._lost and node not in self._back_at
         if news.kind != "stops":
@@ -93,8 +103,9 @@ class GangChannel:
             is_new = news.kind == "lost" and not is_counted
             return self._lose(node) if is_new else None
         if self._is_lead and news.reason == "lost":
-            # This member has lost this node, perhaps while it was frozen: it counts as lost, once. After its heartbeats
-            # have returned, it reports the same loss until it can have noticed another one.
+            # This member has lost this node, perhaps while it was frozen: it counts as lost, once.
+            # After its heartbeats have returned, it reports the same loss until it can have noticed
+            # another one.
             if (
                 node in self._lost
                 and now - self._back_at.get(node, now) < self._lost_after_s
@@ -109,7 +120,8 @@ class GangChannel:
     def _lose(self, node_rank: int) -> Cause | None:
         """Count a node as lost.
 
-        Return a cause if the job can't continue without it; else make the others restart their ranks.
+        Return a cause if the job can't continue without it; else make the others restart their
+        ranks.
         """
         self._lost.add(node_rank)
         self._back_at.pop(node_rank, None)

@@ -3,9 +3,10 @@
     magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
     returned 1 | ending 1 | paused 1 | at a cell 1 | HMAC-SHA256 32
 
-Sizes are in bytes, numbers big-endian. The secret is sent over SSH and lives as long as the job. `counter` increases
-with every datagram of a sender, so that the receiver rejects a replayed one. `echo` is the highest counter that the
-sender has received from the addressee. It proves that the datagram was sent after the echoed one, without any clock.
+Sizes are in bytes, numbers big-endian. The secret is sent over SSH and lives as long as the job.
+`counter` increases with every datagram of a sender, so that the receiver rejects a replayed one.
+`echo` is the highest counter that the sender has received from the addressee. It proves that the
+datagram was sent after the echoed one, without any clock.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ SIZE_BYTES = _FORM.size + _MAC_BYTES
 class OwnState:
     """A node's state in its datagrams, in the order of the bytes.
 
-    `formations` counts how often the lead has asked all nodes to restart their ranks. `phase` is one of `PHASES`.
-    `reason` and `culprit` are why it stops and which node caused it (`NOBODY` for none). `is_detached`: the job needs
-    no notebook any more, as sent by the lead. `has_returned`: all ranks of the sender have returned, and its torchrun
-    waits for other nodes; from the lead, whether that holds for any node. `is_ending`: a rank of the sender is about to
-    end by itself, as it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender waits for
+    `formations` counts how often the lead has asked all nodes to restart their ranks. `phase` is
+    one of `PHASES`. `reason` and `culprit` are why it stops and which node caused it (`NOBODY` for
+    none). `is_detached`: the job needs no notebook any more, as sent by the lead. `has_returned`:
+    all ranks of the sender have returned, and its torchrun waits for other nodes; from the lead,
+    whether that holds for any node. `is_ending`: a rank of the sender is about to end by itself, as
+    it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender waits for
     the user's input. `is_at_cell`: a rank of the sender, which stays between cells, runs one.
     """
 

@@ -1,4 +1,7 @@
-"""Hosts that join a running elastic job. Only its lead admits them, so that two notebooks never start one twice."""
+"""Hosts that join a running elastic job.
+
+Only its lead admits them, so that two notebooks never start one twice.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from distmagic.remote.wire import protocol
 
 
 class ElasticMembers:
-    """The host of every node that an elastic job ever had, by node rank. A lost node keeps its number.
+    """The host of every node that an elastic job ever had, by node rank.
 
-    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node without any heartbeat at the lead.
+    A lost node keeps its number.
+
+    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node without any heartbeat at
+    the lead.
     """
 
     def __init__(
@@ -35,10 +41,12 @@ class ElasticMembers:
         is_ending: bool,
         has_returned_node: bool,
     ) -> protocol.NodeAdded:
-        """Admit a host as one more node. Raises ValueError, with a message for the user, if it can't be admitted.
+        """Admit a host as one more node.
 
-        `has_returned_node`: all ranks of a node have returned. Then torchrun would restart the ranks of the other nodes
-        for the new host, and they would wait forever for that node.
+        Raises ValueError, with a message for the user, if it can't be admitted.
+
+        `has_returned_node`: all ranks of a node have returned. Then torchrun would restart the
+        ranks of the other nodes for the new host, and they would wait forever for that node.
         """
         if not self._max_nodes:
             raise ValueError(

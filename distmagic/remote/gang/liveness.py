@@ -1,4 +1,6 @@
-"""Decides from datagrams and the clock which nodes of a job are alive. Pure: the socket is in `udp.py`.
+"""Decides from datagrams and the clock which nodes of a job are alive.
+
+Pure: the socket is in `udp.py`.
 
 The package's `__init__` describes states, transitions and promises.
 """
@@ -25,7 +27,8 @@ Address = Any
 class News:
     """A change of a peer: its new state ("joined", "silent", "lost" or "back"), or "stops".
 
-    "stops" is repeated with each poll while the peer sends it; `reason` and `culprit` come from the peer.
+    "stops" is repeated with each poll while the peer sends it; `reason` and `culprit` come from the
+    peer.
     """
 
     kind: str
@@ -113,7 +116,9 @@ class Gang:
 
     @property
     def formations(self) -> int:
-        """How often the lead has asked the nodes to restart their ranks; on a member, by the lead's last datagram."""
+        """How often the lead has asked the nodes to restart their ranks; on a member, by the lead's
+        last datagram.
+        """
         return self._of_lead.formations
 
     @property
@@ -148,17 +153,25 @@ class Gang:
 
     @property
     def has_paused_node(self) -> bool:
-        """Whether a rank of another node waits for the user's input. On a member it is about the lead's ranks only."""
+        """Whether a rank of another node waits for the user's input.
+
+        On a member it is about the lead's ranks only.
+        """
         return any(said.is_paused for said in self._of_others)
 
     @property
     def has_node_at_cell(self) -> bool:
-        """Whether a rank of another node runs a cell. On a member it is about the lead's ranks only."""
+        """Whether a rank of another node runs a cell.
+
+        On a member it is about the lead's ranks only.
+        """
         return any(said.is_at_cell for said in self._of_others)
 
     @property
     def may_leave(self) -> bool:
-        """Whether this node may exit: no peer needs a datagram of it, and the lead waits for no member's end."""
+        """Whether this node may exit: no peer needs a datagram of it, and the lead waits for no
+        member's end.
+        """
         if self.node_rank != 0:
             lead = self.peers[0]
             if lead.state not in ("", "joined"):
@@ -166,8 +179,8 @@ class Gang:
             if not lead.last_counter:
                 # It is unreachable: one "clear" is enough.
                 return lead.clear_counter > 0
-            # The lead may be gone although its state is not "lost": while this host was frozen, the lead's last
-            # datagrams waited in this host's socket, and all of them look new.
+            # The lead may be gone although its state is not "lost": while this host was frozen, the
+            # lead's last datagrams waited in this host's socket, and all of them look new.
             knows_clear = 0 < lead.clear_counter <= lead.acknowledged
             return knows_clear or self.now - lead.arrived_at > self.lost_after_s
         # "": in a short job, also wait for the end of a member whose only datagram has just come.

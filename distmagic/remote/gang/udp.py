@@ -1,4 +1,7 @@
-"""The UDP socket of the heartbeats. It never blocks, and it checks nothing: `datagrams.unseal` does."""
+"""The UDP socket of the heartbeats.
+
+It never blocks, and it checks nothing: `datagrams.unseal` does.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,15 @@ class Udp:
             except BlockingIOError:
                 return
             except OSError:
-                # Linux reports at this point that an earlier datagram was refused at its destination.
+                # Linux reports at this point that an earlier datagram was refused at its
+                # destination.
                 continue
 
     def send(self, outbox: list[tuple[Any, bytes]]) -> None:
-        """Send all (address, bytes) and empty the list. A datagram that can't be sent counts as lost."""
+        """Send all (address, bytes) and empty the list.
+
+        A datagram that can't be sent counts as lost.
+        """
         for address, data in outbox:
             with suppress(OSError):
                 self.socket.sendto(data, address)
@@ -45,7 +52,10 @@ class Udp:
 
 
 def resolve(address: str, port: int) -> tuple[Any, ...]:
-    """Return the first result of `getaddrinfo` for a numeric address, without name lookup. Raises OSError."""
+    """Return the first result of `getaddrinfo` for a numeric address, without name lookup.
+
+    Raises OSError.
+    """
     return socket.getaddrinfo(
         address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
     )[0]

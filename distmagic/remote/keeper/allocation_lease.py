@@ -1,4 +1,6 @@
-"""How long an allocation is kept: while a notebook renews the lease or a job runs, and while it is used. Pure."""
+"""How long an allocation is kept: while a notebook renews the lease or a job runs, and while it is
+used. Pure.
+"""
 
 from typing import Any
 
@@ -7,7 +9,10 @@ LOOK_S = 5.0
 
 
 class AllocationLease:
-    """Decides when the lead's keeper ends the allocation. Pure; all times are by one clock, in seconds."""
+    """Decides when the lead's keeper ends the allocation.
+
+    Pure; all times are by one clock, in seconds.
+    """
 
     def __init__(self, now: float, settings: "dict[str, Any]") -> None:
         self._lease_s, self._idle_s = settings["lease_s"], settings["idle_s"]

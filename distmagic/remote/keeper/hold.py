@@ -1,7 +1,9 @@
-"""A job in the queue of a SkyPilot cluster, which stops itself when its queue is empty: this job keeps it running.
+"""A job in the queue of a SkyPilot cluster, which stops itself when its queue is empty: this job
+keeps it running.
 
-Its last argument is a line of JSON: {"idle_s": 600}. It checks whether a process of this user belongs to a distmagic
-job, and ends when there was none for `idle_s` seconds. Then the cluster may stop without loss.
+Its last argument is a line of JSON: {"idle_s": 600}. It checks whether a process of this user
+belongs to a distmagic job, and ends when there was none for `idle_s` seconds. Then the cluster may
+stop without loss.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""The keeper: one node's process in the long-lived step of an allocation. It starts processes for ushers, on their
-pipes.
+"""The keeper: one node's process in the long-lived step of an allocation.
+
+It starts processes for ushers, on their pipes.
 
 Its last argument is a line of JSON:
 
@@ -13,12 +14,13 @@ Its last argument is a line of JSON:
     a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
                                        a "b" gives up the lease: the allocation ends as soon as no job runs
 
-When the lead's keeper ends, the allocation ends. It ends when its lease has expired and no job runs on its node, when
-no job has run for `idle_s`, and on request. It starts the other keepers with the command `step`, an srun. They end at
-the end of their stdin, which is a pipe from the lead, or with their step. So all have ended before the Slurm job. If
-the others end first, and it `needs_others`, the nodes are useless. Then it exits with a code that Slurm counts as a
-failure of the job. Every keeper forwards SIGTERM, because scancel, the time limit and preemption only reach its own
-process group. It ends when all its children have ended.
+When the lead's keeper ends, the allocation ends. It ends when its lease has expired and no job runs
+on its node, when no job has run for `idle_s`, and on request. It starts the other keepers with the
+command `step`, an srun. They end at the end of their stdin, which is a pipe from the lead, or with
+their step. So all have ended before the Slurm job. If the others end first, and it `needs_others`,
+the nodes are useless. Then it exits with a code that Slurm counts as a failure of the job. Every
+keeper forwards SIGTERM, because scancel, the time limit and preemption only reach its own process
+group. It ends when all its children have ended.
 """
 
 import array
@@ -218,7 +220,9 @@ class Keeper:
             self._lease.renew(time.monotonic())
 
     def _lose(self, connection: Connection) -> None:
-        """Handle the loss of an usher: its step is over, and the process with its pipes must not hold them."""
+        """Handle the loss of an usher: its step is over, and the process with its pipes must not
+        hold them.
+        """
         self._close(connection)
         if connection.pid:
             send_signal(connection.pid, signal.SIGTERM)
@@ -261,7 +265,8 @@ class Keeper:
             ]:
                 self._answer(connection, code)
             self._orphans = [one for one in self._orphans if one.pid != pid]
-            # The step of the other keepers is over: at the end of all, or because one of them was killed.
+            # The step of the other keepers is over: at the end of all, or because one of them was
+            # killed.
             is_others_step = self._others is not None and pid == self._others.pid
             if is_others_step and self._needs_others and not self._is_ending:
                 self._is_ending = True
@@ -274,7 +279,9 @@ class Keeper:
                 send_signal(connection.pid, signal.SIGKILL)
 
     def _end(self) -> None:
-        """Send SIGTERM to every child, including orphans that this process adopts; wait for them."""
+        """Send SIGTERM to every child, including orphans that this process adopts; wait for
+        them.
+        """
         end_s = time.monotonic() + END_S
         told: set[int] = set()
         if self._others is not None:
@@ -299,7 +306,9 @@ class Keeper:
 
 
 def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None":
-    """Start the keepers of the other nodes by the same command as this one; None without other nodes."""
+    """Start the keepers of the other nodes by the same command as this one; None without other
+    nodes.
+    """
     if not settings["step"]:
         return None
     with open("/proc/self/cmdline", "rb") as file:
@@ -314,7 +323,9 @@ def _start_others(settings: "dict[str, Any]") -> "subprocess.Popen[bytes] | None
 
 
 def _remove_log() -> None:
-    """Remove the file of the batch script's output: from now on errors are sent over a connection."""
+    """Remove the file of the batch script's output: from now on errors are sent over a
+    connection.
+    """
     path = os.readlink("/proc/self/fd/2")
     if os.path.basename(path).startswith(_LOG) and os.path.exists(path):
         os.unlink(path)

@@ -1,4 +1,6 @@
-"""The socket of a node's keeper, in a private directory that has its name while a keeper listens."""
+"""The socket of a node's keeper, in a private directory that has its name while a keeper
+listens.
+"""
 
 import os
 import shutil
@@ -8,11 +10,11 @@ import sys
 
 
 def listen(folder: str, node: str) -> socket.socket:
-    """Listen in a directory that gets its name once its socket answers: one that does not answer belongs to a dead
-    keeper.
+    """Listen in a directory that gets its name once its socket answers: one that does not answer
+    belongs to a dead keeper.
 
-    `node` is the suffix of the names of all such directories on this node. If another keeper of this job serves the
-    node, the process exits. Raises OSError.
+    `node` is the suffix of the names of all such directories on this node. If another keeper of
+    this job serves the node, the process exits. Raises OSError.
     """
     for name in os.listdir("/tmp"):
         is_ours = name.startswith(f"distmagic-{os.getuid()}-slurm.")
@@ -34,7 +36,9 @@ def listen(folder: str, node: str) -> socket.socket:
 
 
 def _whose(folder: str) -> str:
-    """Return "ours" for a private directory of this user that is no link, "nobody's" for none, else "another's"."""
+    """Return "ours" for a private directory of this user that is no link, "nobody's" for none, else
+    "another's".
+    """
     try:
         about = os.lstat(folder)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""The task of one srun: passes its stdin, stdout and stderr to the keeper of this node, which starts a process on them.
+"""The task of one srun: passes its stdin, stdout and stderr to the keeper of this node, which
+starts a process on them.
 
-Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or "lease": true instead
-of argv; see keeper.py. The usher ends with the process, and with its exit code, 128 + N for a signal N; `NO_KEEPER` if
-no keeper took the pipes.
+Its last argument is a line of JSON: {"job": "17", "patience_s": 60, "argv": ["python3", ...]}, or
+"lease": true instead of argv; see keeper.py. The usher ends with the process, and with its exit
+code, 128 + N for a signal N; `NO_KEEPER` if no keeper took the pipes.
 """
 
 import array
@@ -31,8 +32,8 @@ def main(text: str) -> int:
     sent = connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pipes)])
     if sent < len(line):
         connection.sendall(line[sent:])
-    # From now on only the process has the pipes: their end of file must come when it closes them, not when this program
-    # ends.
+    # From now on only the process has the pipes: their end of file must come when it closes them,
+    # not when this program ends.
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -48,7 +49,9 @@ def main(text: str) -> int:
 
 
 def _dial(path: str, patience_s: float) -> "tuple[socket.socket | None, str]":
-    """Connect to the keeper, which may still be starting; return (socket, "") or (None, why not)."""
+    """Connect to the keeper, which may still be starting; return (socket, "") or (None, why
+    not).
+    """
     end_s = time.monotonic() + patience_s
     while True:
         connection = socket.socket(socket.AF_UNIX)

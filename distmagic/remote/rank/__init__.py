@@ -1,8 +1,9 @@
-"""One rank: the process that torchrun starts, which calls the user's function and reports its progress and its end.
+"""One rank: the process that torchrun starts, which calls the user's function and reports its
+progress and its end.
 
-This code runs in the user's own process, so it is small, and imports torch only after the user's code has. It takes no
-decision about other ranks, and waits for the agent only at the very end. It raises none of its own exceptions in the
-user's code. Read in this order:
+This code runs in the user's own process, so it is small, and imports torch only after the user's
+code has. It takes no decision about other ranks, and waits for the agent only at the very end. It
+raises none of its own exceptions in the user's code. Read in this order:
 
     worker.py      `main`: connects to the agent, calls the function, reports pauses and the end
     ending.py      how a rank ends: its result, its traceback, its exit

@@ -1,9 +1,10 @@
 """Shows tqdm bars of the user's code as bars of the rank, without changes to that code.
 
-The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of `tqdm.std.tqdm`, from
-which all other kinds inherit. `__iter__` counts iterations. A bar for stdout or stderr is sent to the agent instead of
-being drawn. Only its last line is written when it closes, for the log. A bar with its own file is unchanged. The
-classes of `tqdm.notebook` are replaced by the plain class, because a rank has no notebook, and often no ipywidgets.
+The methods that draw are replaced: `status_printer`, `display`, `refresh`, `clear` and `close` of
+`tqdm.std.tqdm`, from which all other kinds inherit. `__iter__` counts iterations. A bar for stdout
+or stderr is sent to the agent instead of being drawn. Only its last line is written when it closes,
+for the log. A bar with its own file is unchanged. The classes of `tqdm.notebook` are replaced by
+the plain class, because a rank has no notebook, and often no ipywidgets.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def _display(original: Any, bar: Any, msg: str | None = None, pos: Any = None) -
     if not bar.disable:
         _post(bar)
         return True
-    # `close` has disabled the bar, and draws its last line. Other threads may still draw a bar that they share.
+    # `close` has disabled the bar, and draws its last line. Other threads may still draw a bar that
+    # they share.
     if msg is None and bar.distmagic_closing == threading.get_ident():
         bar.distmagic_closing = 0
         bar.fp.write(str(bar))

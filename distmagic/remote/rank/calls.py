@@ -1,14 +1,16 @@
-"""The collective calls of a rank, from torch's flight recorder: the calls it has made, and the one in which it waits.
+"""The collective calls of a rank, from torch's flight recorder: the calls it has made, and the one
+in which it waits.
 
     the agent  --ask-->     an empty file next to the agent's sockets
     a rank     --answer-->  its calls and the stacks of its threads in that file, even while its main thread waits
                --leave-->   the same without a request: after a failed call, when groups end, and at its own end
     the file   --reply_of-->  Stacks, and the text of the stacks
 
-The rank calls `answer`, which starts a thread that watches for requests. The agent calls `ask` and `reply_of`.
+The rank calls `answer`, which starts a thread that watches for requests. The agent calls `ask` and
+`reply_of`.
 
-If a rank sends more than another one expects, gloo aborts the process by an uncaught C++ exception on its own thread.
-The C++ terminate handler is replaced, so that it writes the calls first.
+If a rank sends more than another one expects, gloo aborts the process by an uncaught C++ exception
+on its own thread. The C++ terminate handler is replaced, so that it writes the calls first.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def _answer_always(path: Path, c10d: ModuleType) -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Write the calls of this rank for its agent: before its end or that of its groups, or after a failed call."""
+    """Write the calls of this rank for its agent: before its end or that of its groups, or after a
+    failed call.
+    """
     if error and not is_of_call(error):
         return
     frames = traceback.extract_tb(error.__traceback__) if error else []
@@ -100,11 +104,13 @@ def is_of_call(error: BaseException) -> bool:
 def waiting(
     absent: Mapping[int, Iterable[GroupCalls] | None], since_ns: int
 ) -> tuple[str, int, list[int]] | None:
-    """Return the call since then in which this rank waits for some of these ranks, the call's time, and those ranks.
+    """Return the call since then in which this rank waits for some of these ranks, the call's time,
+    and those ranks.
 
-    `absent` are ranks that make no call now: None for one that does not run the cell, and the groups of one that has
-    ended it, which may have made that call before. A group that it has ended, too, is not among them. A call of another
-    thread of Python, such as one that saves a checkpoint, does not count: that thread of an absent rank still makes it.
+    `absent` are ranks that make no call now: None for one that does not run the cell, and the
+    groups of one that has ended it, which may have made that call before. A group that it has
+    ended, too, is not among them. A call of another thread of Python, such as one that saves a
+    checkpoint, does not count: that thread of an absent rank still makes it.
     """
     counts = {
         rank: None if groups is None else {one.name: one.calls for one in groups}
@@ -137,7 +143,10 @@ def waiting(
 
 
 def _other_threads() -> set[str]:
-    """Return the ids of Python's threads but the main one. One of autograd, which has only run Python, is none of them."""
+    """Return the ids of Python's threads but the main one.
+
+    One of autograd, which has only run Python, is none of them.
+    """
     main = threading.main_thread()
     own = (one for one in threading.enumerate() if not one.name.startswith("Dummy-"))
     return {str(one.ident) for one in own if one is not main}
@@ -155,7 +164,9 @@ def _leave(stack: str = "", *, has_failed: bool = True) -> None:
 
 
 def _before_abort() -> None:
-    """Make C++ write the calls before it aborts the process because of an exception, as long as Python runs."""
+    """Make C++ write the calls before it aborts the process because of an exception, as long as
+    Python runs.
+    """
     import ctypes  # torch imports it too
 
     handler = ctypes.CFUNCTYPE(None)
@@ -181,7 +192,10 @@ def _write(
     *,
     has_failed: bool = True,
 ) -> None:
-    """Write the calls, and `stack` instead of the real stacks. `has_failed`: a failed call counts as unfinished."""
+    """Write the calls, and `stack` instead of the real stacks.
+
+    `has_failed`: a failed call counts as unfinished.
+    """
     calls = list(_groups(c10d, time.time_ns()))
     if calls and stack and has_failed:
         *before, last = calls[-1].calls
@@ -204,7 +218,9 @@ def _write(
 
 
 def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
-    """Yield the last calls of this rank in each group, without calls to single ranks, such as send and recv."""
+    """Yield the last calls of this rank in each group, without calls to single ranks, such as send
+    and recv.
+    """
     world = c10d._world  # noqa: SLF001
     names = {world.pg_names[group]: group for group in list(world.pg_names)}
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -266,7 +282,9 @@ def ask(run_dir: Path, pid: int) -> bool:
 
 
 def reply_of(run_dir: Path, pid: int) -> tuple[Stacks, str] | None:
-    """Return the calls and the stack text that a process has written; None if it has written none."""
+    """Return the calls and the stack text that a process has written; None if it has written
+    none.
+    """
     try:
         with _file_of(run_dir, pid).open("rb") as file:
             line = file.readline(_READ_BYTES)

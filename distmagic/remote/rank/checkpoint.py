@@ -1,15 +1,17 @@
-"""Snapshots of a training that may be restarted on other hosts. A snapshot is written atomically, and found on any
-host.
+"""Snapshots of a training that may be restarted on other hosts.
+
+A snapshot is written atomically, and found on any host.
 
     from distmagic import checkpoint
     state = checkpoint.load("snapshot.pt")          # None the first time
     ...
     checkpoint.save({"model": model.state_dict(), "epoch": epoch}, "snapshot.pt", step=epoch)
 
-The hosts need no shared home. Local rank 0 of every node writes, and `load` returns the newest snapshot of all nodes.
-So a node that was away, or is new, continues where the others are. A snapshot contains the name of its job. Once any
-node has a snapshot of the current job, those of other jobs are ignored. A host that was away may have a file of another
-experiment with the same name and a higher step.
+The hosts need no shared home. Local rank 0 of every node writes, and `load` returns the newest
+snapshot of all nodes. So a node that was away, or is new, continues where the others are. A
+snapshot contains the name of its job. Once any node has a snapshot of the current job, those of
+other jobs are ignored. A host that was away may have a file of another experiment with the same
+name and a higher step.
 
 For sharded states use `torch.distributed.checkpoint`.
 """
@@ -38,7 +40,10 @@ _ABANDONED_S = 600.0  # an unfinished file that was unchanged for so long is aba
 
 @frozen
 class Snapshot:
-    """A rank's information about the snapshot on its host. `job` is the job that wrote it, "" if unknown."""
+    """A rank's information about the snapshot on its host.
+
+    `job` is the job that wrote it, "" if unknown.
+    """
 
     step: int
     job: str
@@ -46,10 +51,12 @@ class Snapshot:
 
 
 def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
-    """Write a snapshot of step `step` on this node, if this is its local rank 0; other ranks return at once.
+    """Write a snapshot of step `step` on this node, if this is its local rank 0; other ranks return
+    at once.
 
-    `state` is any object that `torch.save` can write; `load` returns it, and prefers the snapshot with the highest
-    step. The file is written atomically, even if the host loses power. Raises OSError if it can't be written.
+    `state` is any object that `torch.save` can write; `load` returns it, and prefers the snapshot
+    with the highest step. The file is written atomically, even if the host loses power. Raises
+    OSError if it can't be written.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         return
@@ -57,8 +64,8 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Homes may be shared, so the name contains the host; two nodes may run on one host, so it contains the pid. Two
-    # containers may have both in common, so it also contains random digits.
+    # Homes may be shared, so the name contains the host; two nodes may run on one host, so it
+    # contains the pid. Two containers may have both in common, so it also contains random digits.
     prefix = f".{target.name}.{os.uname().nodename}."
     with contextlib.suppress(OSError):
         _remove_abandoned(target.parent, prefix)
@@ -78,7 +85,8 @@ def save(state: object, path: str | os.PathLike[str], *, step: int) -> None:
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove unfinished files of ranks that were killed while writing: each is as large as the model.
+    """Remove unfinished files of ranks that were killed while writing: each is as large as the
+    model.
 
     A rank in another container has no process that this rank can see, but its file keeps changing.
     """
@@ -93,7 +101,9 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
 
 
 class _NotingErrors:
-    """A file object for torch that keeps an OSError, because torch would raise a RuntimeError instead."""
+    """A file object for torch that keeps an OSError, because torch would raise a RuntimeError
+    instead.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -113,9 +123,10 @@ class _NotingErrors:
 def load(path: str | os.PathLike[str]) -> Any:
     """Return the newest snapshot of all nodes, with tensors on the CPU; None if no node has one.
 
-    Snapshots of other jobs count only if no node has one of this job. Rank 0 prints one line to stderr with the chosen
-    snapshot. Every rank must call this, with several ranks after `init_process_group`. Without a process group each
-    rank reads its own node's file. A file that is not a snapshot raises the error of `torch.load`.
+    Snapshots of other jobs count only if no node has one of this job. Rank 0 prints one line to
+    stderr with the chosen snapshot. Every rank must call this, with several ranks after
+    `init_process_group`. Without a process group each rank reads its own node's file. A file that
+    is not a snapshot raises the error of `torch.load`.
     """
     import torch
     import torch.distributed as dist
@@ -153,7 +164,9 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def newest(found: Sequence[Snapshot | None], job: str) -> int | None:
-    """Return the rank with the snapshot to use, given each rank's snapshot; None if no rank has one. Pure."""
+    """Return the rank with the snapshot to use, given each rank's snapshot; None if no rank has
+    one. Pure.
+    """
     there = {rank: one for rank, one in enumerate(found) if one is not None}
     of_this_job = {rank: one for rank, one in there.items() if job and one.job == job}
     candidates = of_this_job or there

@@ -1,4 +1,5 @@
-"""How a rank ends: with its return value in a file, with an exception and its traceback, or by an exit.
+"""How a rank ends: with its return value in a file, with an exception and its traceback, or by an
+exit.
 
 Its exit code is that of any script: 0 after a return, 1 after an exception, the code of `sys.exit`.
 """
@@ -35,10 +36,10 @@ _MAX_MESSAGE_BYTES = 30_000
 class Rank:
     """The settings of this process, from torchrun's variables and from the agent.
 
-    `folder` is the node's directory of logs and results, `call` and `code` are files of the payload, `socket` is the
-    agent's. `pid` is compared in forked children, which are not this rank. The user's own modules are imported from
-    `paths`; `work_dir` is the working directory of the run, "" on the notebook machine. `can_type`: a user may type
-    input for this rank.
+    `folder` is the node's directory of logs and results, `call` and `code` are files of the
+    payload, `socket` is the agent's. `pid` is compared in forked children, which are not this rank.
+    The user's own modules are imported from `paths`; `work_dir` is the working directory of the
+    run, "" on the notebook machine. `can_type`: a user may type input for this rank.
     """
 
     rank: int
@@ -94,12 +95,16 @@ def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> E
 
 
 def _stop_handlers() -> None:
-    """Remove DataLoader's handler, which raises when a worker dies: it must not interrupt the final steps."""
+    """Remove DataLoader's handler, which raises when a worker dies: it must not interrupt the final
+    steps.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _exited(rank: Rank, stop: SystemExit) -> Ended:
-    """Return the end to report for `sys.exit`: no code or 0 is a return; a text goes to stderr and means code 1."""
+    """Return the end to report for `sys.exit`: no code or 0 is a return; a text goes to stderr and
+    means code 1.
+    """
     code = 0 if stop.code is None else stop.code
     if not isinstance(code, int):
         text = text_of(code)
@@ -118,7 +123,8 @@ def keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
         return _ended(rank, "returned")
     if value is None or left_out.is_program(value):
         return _ended(rank, "returned", result_bytes=0)
-    # The function has returned: a value that can't be stored is no failure, and must not stop the other ranks.
+    # The function has returned: a value that can't be stored is no failure, and must not stop the
+    # other ranks.
     try:
         try:
             size_bytes, missing = left_out.dump(value, rank.result, form)
@@ -147,7 +153,9 @@ def keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
 
 
 def _write_error(text: str) -> None:
-    """Write to stderr, or to descriptor 2 if the user's code has closed or replaced `sys.stderr`."""
+    """Write to stderr, or to descriptor 2 if the user's code has closed or replaced
+    `sys.stderr`.
+    """
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -157,7 +165,9 @@ def _write_error(text: str) -> None:
 
 
 def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
-    """Return the traceback without distmagic's frames, and with cells under the notebook's labels."""
+    """Return the traceback without distmagic's frames, and with cells under the notebook's
+    labels.
+    """
     # The folder remote/. Not from `__file__`: the bundle's byte code has other file names.
     own = os.path.dirname(os.path.dirname(shown_traceback.__code__.co_filename))
     summary = traceback.TracebackException.from_exception(error)
@@ -179,19 +189,21 @@ def _hide_frames(summary: traceback.TracebackException | None, own: str) -> None
 def clear_main(main: types.ModuleType) -> None:
     """Delete the values in `__main__`, with their reference cycles, before Python's own shutdown.
 
-    A model under DistributedDataParallel is a cycle that holds its process group. If that lived until the shutdown, its
-    threads could use the interpreter after its end, and abort a process that had done all its work.
+    A model under DistributedDataParallel is a cycle that holds its process group. If that lived
+    until the shutdown, its threads could use the interpreter after its end, and abort a process
+    that had done all its work.
     """
     kept = (types.ModuleType, types.FunctionType, type)  # a `__del__` may use them
     if threading.active_count() == 1:
         # Otherwise a daemon thread may still use any of them.
         for stream in ("stdout", "stderr"):
-            # A class of `__main__` that replaces a stream loses what it uses. If it can't be flushed, it stays, and
-            # Python's exit reports that.
+            # A class of `__main__` that replaces a stream loses what it uses. If it can't be
+            # flushed, it stays, and Python's exit reports that.
             with contextlib.suppress(Exception):
                 getattr(sys, stream).flush()
                 setattr(sys, stream, getattr(sys, f"__{stream}__"))
-        # Names only: a variable with a value would keep its cycle alive during the collection below.
+        # Names only: a variable with a value would keep its cycle alive during the collection
+        # below.
         names = [
             name for name, value in vars(main).items() if not isinstance(value, kept)
         ]

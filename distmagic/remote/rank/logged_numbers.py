@@ -5,8 +5,9 @@
     lightning       self.log("loss", loss), every `log_every_n_steps`
     accelerate      accelerator.log({"loss": ...})
 
-A rank may use several of these at once: for example, Lightning's bar shows what it logs. Only the best source counts,
-in the order `report`, frameworks, bars, printed lines. The agent reads printed lines: `remote/wire/printed_numbers.py`.
+A rank may use several of these at once: for example, Lightning's bar shows what it logs. Only the
+best source counts, in the order `report`, frameworks, bars, printed lines. The agent reads printed
+lines: `remote/wire/printed_numbers.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The queue of a rank's reports to the agent: waiting points of metrics and bars, and packets of them.
+"""The queue of a rank's reports to the agent: waiting points of metrics and bars, and packets of
+them.
 
-Only `flush` and `send_for_sure` wait for the agent. Data that can't be sent stays in lists of limited size until a later call. Every call
-adds its data to `inbox`, and sends the inbox unless another thread is doing so.
+Only `flush` and `send_for_sure` wait for the agent. Data that can't be sent stays in lists of
+limited size until a later call. Every call adds its data to `inbox`, and sends the inbox unless
+another thread is doing so.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _KEPT_NAMES = 2000  # of metrics, kept meanwhile
 KEPT_BARS = (
     100  # bars kept meanwhile; above that, closed bars that were never sent are dropped
 )
-# size of several metrics; a unix socket takes 200 KiB at once by default, and the agent reads 256 KiB
+# size of several metrics; a unix socket takes 200 KiB at once by default, and the agent reads 256
+# KiB
 _PACKET_BYTES = 48_000
 _MOST_BYTES = 200_000  # maximum size of a packet; the socket would refuse a larger one
 _MOST_METRICS = 1000  # limit for each row
@@ -51,8 +54,8 @@ class NumberSource(enum.IntEnum):
 class ReportedRow(NamedTuple):
     """Numbers that were reported or logged.
 
-    `tells_progress`: the step is the rank's progress; without a step they are recorded at the count of its innermost
-    bar.
+    `tells_progress`: the step is the rank's progress; without a step they are recorded at the count
+    of its innermost bar.
     """
 
     at_s: float
@@ -65,7 +68,8 @@ class ReportedRow(NamedTuple):
 class Outbox:
     """Sends reports to the agent, and keeps those that could not be sent yet.
 
-    Any thread may append to `inbox` at any time. Only the thread that holds `_busy` uses the other attributes.
+    Any thread may append to `inbox` at any time. Only the thread that holds `_busy` uses the other
+    attributes.
     """
 
     def __init__(
@@ -104,7 +108,8 @@ class Outbox:
         return self._clock() - self._began
 
     def pump(self) -> None:
-        """Send the inbox, unless another thread is doing so, or this thread in a call that was interrupted.
+        """Send the inbox, unless another thread is doing so, or this thread in a call that was
+        interrupted.
 
         Data that can't be sent yet stays in the inbox: taking many rows together is cheaper.
         """
@@ -148,7 +153,9 @@ class Outbox:
             time.sleep(_PAUSE_S)
 
     def _may_send(self) -> bool:
-        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one ten times a second."""
+        """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one ten
+        times a second.
+        """
         now = self.seconds()
         self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
         self._filled_s = now

@@ -1,8 +1,9 @@
-"""Sends a rank's progress to the agent: `report` and `track` for users, `post_bar` for bars of tqdm.
+"""Sends a rank's progress to the agent: `report` and `track` for users, `post_bar` for bars of
+tqdm.
 
-Progress is sent as `Progress` lines over the rank's socket (see `outbox`). The agent may be slow, so no function waits
-for it, except `end`. No thread is used: data that can't be sent now is sent by a later call. So
-threads, signal handlers and finalizers of tqdm bars never wait for each other.
+Progress is sent as `Progress` lines over the rank's socket (see `outbox`). The agent may be slow,
+so no function waits for it, except `end`. No thread is used: data that can't be sent now is sent by
+a later call. So threads, signal handlers and finalizers of tqdm bars never wait for each other.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ def report(
 ) -> None:
     """Show this rank's progress in the notebook: `report(step=i, total=n, loss=loss)`.
 
-    `step` is the number of finished steps, `total` the number of all steps. Metrics are Python or NumPy numbers, or
-    tensors with one element and no dimension. A tensor on a GPU makes the call wait for the GPU, like `.item()`.
+    `step` is the number of finished steps, `total` the number of all steps. Metrics are Python or
+    NumPy numbers, or tensors with one element and no dimension. A tensor on a GPU makes the call
+    wait for the GPU, like `.item()`.
 
-    Without a `step`, the metrics are recorded at the count of the innermost open bar of tqdm, rich or `track`, if any.
-    A call takes some microseconds; calls within 0.1 s are sent together. Outside a run it does nothing. A bad value
-    raises no error: it is left out, with one line on stderr.
+    Without a `step`, the metrics are recorded at the count of the innermost open bar of tqdm, rich
+    or `track`, if any. A call takes some microseconds; calls within 0.1 s are sent together.
+    Outside a run it does nothing. A bad value raises no error: it is left out, with one line on
+    stderr.
     """
     link = _here.link
     if link is None:
@@ -74,7 +77,8 @@ def report(
 def report_logged(
     values: Mapping[str, object], source: NumberSource, step: float | None = None
 ) -> None:
-    """Report numbers that the user's code logs by another library; values that are not numbers are ignored silently.
+    """Report numbers that the user's code logs by another library; values that are not numbers are
+    ignored silently.
 
     Does nothing if a source with a higher priority has already reported. Never raises.
     """
@@ -100,10 +104,12 @@ def report_logged(
 def track(
     iterable: Iterable[T], *, desc: str = "", total: float | None = None
 ) -> Iterator[T]:
-    """Yield the items of `iterable`, and show its progress as a bar of this rank. Outside a run it shows no bar.
+    """Yield the items of `iterable`, and show its progress as a bar of this rank.
 
-    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if available. Calls may be
-    nested.
+    Outside a run it shows no bar.
+
+    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if
+    available. Calls may be nested.
     """
     if _here.link is None:
         yield from iterable
@@ -154,7 +160,9 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _as_float(value: Any) -> float:
-    """Return a value as a float; also accepts a text such as "0.31", and a tensor or array without dimensions."""
+    """Return a value as a float; also accepts a text such as "0.31", and a tensor or array without
+    dimensions.
+    """
     if getattr(value, "ndim", 0):
         raise ValueError("its shape is not ()")
     item = getattr(value, "item", None)

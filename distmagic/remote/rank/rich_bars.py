@@ -1,8 +1,8 @@
 """Shows progress displays of rich in the user's code as bars of the rank. Lightning uses them.
 
-A rank has no terminal, so rich itself only writes the last state. The methods of `rich.progress.Progress` that change
-or draw a display are wrapped, so that they also send each visible task as a bar. A display with its own file is
-unchanged.
+A rank has no terminal, so rich itself only writes the last state. The methods of
+`rich.progress.Progress` that change or draw a display are wrapped, so that they also send each
+visible task as a bar. A display with its own file is unchanged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def _post_all(display: Any, *, closed: bool = False) -> None:
 
 
 def _post(display: Any, task: Any, *, closed: bool) -> None:
-    """Post a task as a bar; a task that has become invisible is posted once more, as a closed bar."""
+    """Post a task as a bar; a task that has become invisible is posted once more, as a closed
+    bar.
+    """
     if display.distmagic_ids is None:
         display.distmagic_ids = {}
     numbers: dict[Any, int] = display.distmagic_ids

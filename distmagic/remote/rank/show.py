@@ -1,8 +1,10 @@
-"""Shows pictures of this rank in the notebook: by `distmagic.show`, or shown by the user's code as in a cell.
+"""Shows pictures of this rank in the notebook: by `distmagic.show`, or shown by the user's code as
+in a cell.
 
-`plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython also show a picture in the notebook. This
-module imports neither library: it replaces their functions once the user's code has imported them.
-Like a notebook, a rank has `display` among its builtins, also on a host without IPython.
+`plt.show()`, `figure.show()` of matplotlib and `display(figure)` of IPython also show a picture in
+the notebook. This module imports neither library: it replaces their functions once the user's code
+has imported them. Like a notebook, a rank has `display` among its builtins, also on a host without
+IPython.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _keeping: list[bool] = []  # not empty: figures stay open after `plt.show()`
 
 
 def install() -> None:
-    """Replace the show functions of matplotlib and IPython, so that this process's pictures appear in the notebook."""
+    """Replace the show functions of matplotlib and IPython, so that this process's pictures appear
+    in the notebook.
+    """
     import_hooks.when_imported(
         "matplotlib.pyplot",
         lambda pyplot: import_hooks.wrap(pyplot, "show", _show_all),
@@ -43,10 +47,12 @@ def display(*objects: Any, **_: Any) -> None:
 
 
 def show(figure: object) -> None:
-    """Show a picture in the run's view and in the saved notebook: a matplotlib figure, a PIL image, or bytes of a PNG.
+    """Show a picture in the run's view and in the saved notebook: a matplotlib figure, a PIL image,
+    or bytes of a PNG.
 
-    The run keeps its last pictures. If many come at once, only the first ones are shown. Outside a run it does nothing.
-    It never raises: an object that is not an image, or is too large, is left out, with one line on stderr.
+    The run keeps its last pictures. If many come at once, only the first ones are shown. Outside a
+    run it does nothing. It never raises: an object that is not an image, or is too large, is left
+    out, with one line on stderr.
     """
     if not report.is_in_run():
         return
@@ -81,7 +87,9 @@ def keep_figures() -> None:
 
 
 def _show_all(_: Any, *__: object, **___: object) -> None:
-    """Show all open figures and close them, as a notebook does; in a script, show only the changed ones."""
+    """Show all open figures and close them, as a notebook does; in a script, show only the changed
+    ones.
+    """
     pyplot = sys.modules["matplotlib.pyplot"]
     current = pyplot.gcf() if _keeping and pyplot.get_fignums() else None
     for number in pyplot.get_fignums():
@@ -113,8 +121,11 @@ def _display(original: Any, *objects: Any, **kwargs: Any) -> Any:
 
 
 def _picture(value: Any) -> Any:
-    """Return what `show` accepts: a figure, a PIL image, or the PNG of an IPython image; None for anything else."""
-    # Checks the class: a pandas DataFrame has its columns as attributes, and a mock has any attribute.
+    """Return what `show` accepts: a figure, a PIL image, or the PNG of an IPython image; None for
+    anything else.
+    """
+    # Checks the class: a pandas DataFrame has its columns as attributes, and a mock has any
+    # attribute.
     data = getattr(value, "__dict__", {}).get("data")
     if isinstance(data, bytes) and data.startswith(_PNG):
         return data

@@ -1,4 +1,5 @@
-"""Makes the source of cells available on a rank: for tracebacks, warnings, `inspect.getsource` and compilers.
+"""Makes the source of cells available on a rank: for tracebacks, warnings, `inspect.getsource` and
+compilers.
 
 Also returns what else the payload says about the user's code.
 """
@@ -47,14 +48,18 @@ def know(texts: Mapping[str, str]) -> None:
 
 
 def form_of_results(code: Path) -> SourceForm | None:
-    """Return the form for results: source instead of byte code, if the notebook has another minor version of Python."""
+    """Return the form for results: source instead of byte code, if the notebook has another minor
+    version of Python.
+    """
     ours = sys.version_info[:2]
     python = tuple(read(code).get("python", ours))
     return None if python == ours else SourceForm(python)
 
 
 def needs_new(code: Path, loaded: Iterable[str]) -> bool:
-    """Whether this payload needs new processes for ranks, because a module in `loaded` must not be preloaded."""
+    """Whether this payload needs new processes for ranks, because a module in `loaded` must not be
+    preloaded.
+    """
     names = read(code).get("may_be_loaded")
     if names is None:
         return False
@@ -70,7 +75,8 @@ def imports(code: Path) -> list[str]:
 
 
 def import_paths(from_agent: Mapping[str, Any]) -> list[str]:
-    """Return the folders of the user's own modules: in the run's working directory, or on the notebook machine.
+    """Return the folders of the user's own modules: in the run's working directory, or on the
+    notebook machine.
 
     `from_agent` has the values that the agent passes to its ranks.
     """
@@ -78,14 +84,19 @@ def import_paths(from_agent: Mapping[str, Any]) -> list[str]:
 
 
 def read(code: str | Path) -> dict[str, Any]:
-    """Return the payload's data about the user's sources. Raises OSError, ValueError, KeyError, BadZipFile."""
+    """Return the payload's data about the user's sources.
+
+    Raises OSError, ValueError, KeyError, BadZipFile.
+    """
     with zipfile.ZipFile(code) as archive:
         found: dict[str, Any] = json.loads(archive.read("sources.json"))
     return found
 
 
 def _getfile(original: Any, object: Any) -> Any:  # noqa: A002 - the name that it has in inspect
-    """For a class that a cell defines, return the cell; `inspect` would look in the file of `__main__`."""
+    """For a class that a cell defines, return the cell; `inspect` would look in the file of
+    `__main__`.
+    """
     if isinstance(object, type) and object.__module__ == "__main__":
         name = re.escape(object.__name__)
         statement = re.compile(rf"^\s*class\s+{name}\b", re.MULTILINE)

@@ -1,4 +1,5 @@
-"""The stack traces of a rank's threads, written by Python's faulthandler: it answers a signal even while C code hangs.
+"""The stack traces of a rank's threads, written by Python's faulthandler: it answers a signal even
+while C code hangs.
 
     a rank   --answer-->       faulthandler's text, in a file next to the agent's sockets
     text     --threads_of-->   Threads, with frames named as the user knows them
@@ -41,22 +42,26 @@ def file_of(run_dir: Path, pid: int) -> Path:
 
 
 def answer(run_dir: Path) -> None:
-    """Make this process write the stacks of its threads to a file whenever it gets `SIGNAL`. A failure is ignored."""
+    """Make this process write the stacks of its threads to a file whenever it gets `SIGNAL`.
+
+    A failure is ignored.
+    """
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(file_of(run_dir, os.getpid()), flags, 0o600)
-        # Only a handler that calls the previous one restores errno. Without that, a system call that fails at that
-        # moment raises `OSError: [Errno 0]` in the user's code.
+        # Only a handler that calls the previous one restores errno. Without that, a system call
+        # that fails at that moment raises `OSError: [Errno 0]` in the user's code.
         signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=True)
 
 
 def is_ready(run_dir: Path, pid: int) -> bool:
-    """Whether that process would write its stacks at the signal. Otherwise the signal could kill it, or make it write
-    to another file.
+    """Whether that process would write its stacks at the signal.
 
-    A process stops answering when it becomes another program (exec), or when its code closes all descriptors. While it
-    finishes an answer, it ignores the signal.
+    Otherwise the signal could kill it, or make it write to another file.
+
+    A process stops answering when it becomes another program (exec), or when its code closes all
+    descriptors. While it finishes an answer, it ignores the signal.
     """
     # The kernel's names have no symbolic links, such as /tmp itself may be.
     wanted = os.path.realpath(file_of(run_dir, pid))
@@ -73,7 +78,8 @@ def is_ready(run_dir: Path, pid: int) -> bool:
 class Sources:
     """The user's names of files: `labels` of cells, and `texts` of cells and scripts, by file name.
 
-    `modules` is the directory of the user's own modules. File names that start with `own` are distmagic's.
+    `modules` is the directory of the user's own modules. File names that start with `own` are
+    distmagic's.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -83,10 +89,11 @@ class Sources:
 
 
 def is_whole(text: str, own: str) -> bool:
-    """Whether faulthandler has finished: the main thread comes last, and its outermost frame is the worker's `main`.
+    """Whether faulthandler has finished: the main thread comes last, and its outermost frame is the
+    worker's `main`.
 
-    The frames outside of `main` are not needed. For very deep stacks and very many threads, faulthandler writes "..."
-    instead of the rest.
+    The frames outside of `main` are not needed. For very deep stacks and very many threads,
+    faulthandler writes "..." instead of the rest.
     """
     begin = max(text.rfind("\nThread 0x"), text.rfind("\nCurrent thread 0x"), 0)
     last = text[begin:]
@@ -100,9 +107,11 @@ def is_whole(text: str, own: str) -> bool:
 
 
 def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
-    """Return the threads in faulthandler's text: first the main thread, then others that run the user's code.
+    """Return the threads in faulthandler's text: first the main thread, then others that run the
+    user's code.
 
-    Innermost frames come last. Lines that are not faulthandler's are ignored, so no text raises an error.
+    Innermost frames come last. Lines that are not faulthandler's are ignored, so no text raises an
+    error.
     """
     stacks = [_as_shown(frames, sources) for frames in _blocks(text)]
     if not stacks:
@@ -151,7 +160,10 @@ def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
 
 
 def _innermost(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
-    """Return the innermost frames. If none of them is the user's, the user's innermost frame replaces the first."""
+    """Return the innermost frames.
+
+    If none of them is the user's, the user's innermost frame replaces the first.
+    """
     kept = frames[-limit:]
     mine = [frame for frame in frames if frame.mine]
     if mine and not any(frame.mine for frame in kept):

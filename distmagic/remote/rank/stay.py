@@ -1,7 +1,8 @@
-"""A rank that stays alive: it runs one cell after the other in one `__main__`, until its agent closes the connection.
+"""A rank that stays alive: it runs one cell after the other in one `__main__`, until its agent
+closes the connection.
 
-The main thread runs cells. Another thread reads the agent's requests, and interrupts the main thread. An exception in a
-cell, even `sys.exit`, only ends the cell.
+The main thread runs cells. Another thread reads the agent's requests, and interrupts the main
+thread. An exception in a cell, even `sys.exit`, only ends the cell.
 
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
@@ -74,11 +75,17 @@ _STAYS = (
 
 
 class PeerFailed(KeyboardInterrupt):
-    """Raised in a cell when another rank of the cell has failed. `except Exception` does not catch it."""
+    """Raised in a cell when another rank of the cell has failed.
+
+    `except Exception` does not catch it.
+    """
 
 
 class CellLoop:
-    """The loop of one rank, whose agent is at the other end of `conn`. `labels` of cells are by file name."""
+    """The loop of one rank, whose agent is at the other end of `conn`.
+
+    `labels` of cells are by file name.
+    """
 
     def __init__(
         self, rank: Rank, conn: socket.socket, main: ModuleType, labels: dict[str, str]
@@ -100,7 +107,8 @@ class CellLoop:
         self._over = threading.Event()  # no cell runs
         self._alone = ""  # why this cell waits for ranks that do not run it
         self._watched = 0  # the cell whose calls are looked at
-        # For that cell, and for one that waits: ranks that do not run it, with their groups if they have ended it.
+        # For that cell, and for one that waits: ranks that do not run it, with their groups if they
+        # have ended it.
         self._absent: dict[int, dict[int, tuple[GroupCalls, ...] | None]] = {}
         # When this cell was begun, or last interrupted: that has broken its calls so far.
         self._since_ns = 0
@@ -181,9 +189,11 @@ class CellLoop:
     # ---- one thread for each interrupt
 
     def _break(self, cell: int) -> None:
-        """Break the process groups in which a cell waits if the interrupt has no effect, and interrupt the cell again.
+        """Break the process groups in which a cell waits if the interrupt has no effect, and
+        interrupt the cell again.
 
-        A signal that comes just before a system call does not end that call: `time.sleep` would sleep to its end.
+        A signal that comes just before a system call does not end that call: `time.sleep` would
+        sleep to its end.
         """
         for attempt in itertools.count():
             if self._came.wait(_BREAK_S):
@@ -200,7 +210,10 @@ class CellLoop:
     # ---- a thread for each cell that some ranks do not run
 
     def _watch(self) -> None:
-        """Look at the running cell's calls if some ranks make none from now on. The caller has the lock."""
+        """Look at the running cell's calls if some ranks make none from now on.
+
+        The caller has the lock.
+        """
         cell = self._running
         if cell and self._absent[cell] and self._watched != cell:
             self._watched = cell
@@ -208,7 +221,9 @@ class CellLoop:
                 threads.begin("alone", self._look, cell)
 
     def _look(self, cell: int) -> None:
-        """Interrupt the cell if it waits in a call for ranks that don't run it: between two cells they make no call."""
+        """Interrupt the cell if it waits in a call for ranks that don't run it: between two cells
+        they make no call.
+        """
         before = None
         while not self._over.wait(_ALONE_S) and self._running == cell:
             if cell in self._interrupts and not self._came.is_set():
@@ -354,7 +369,9 @@ class CellLoop:
             self._own.intersection_update(names)
 
     def _valued(self, value: object, *, keeps: bool) -> Ended:
-        """Return the end of a cell with this value; it includes the repr, and the value itself if it is small."""
+        """Return the end of a cell with this value; it includes the repr, and the value itself if
+        it is small.
+        """
         ended = Ended(rank=self._rank, restart=0, outcome="returned", result_bytes=0)
         if value is None:
             return ended
@@ -370,7 +387,9 @@ class CellLoop:
         return ended if data else replace(ended, meaning=_STAYS)
 
     def _load(self, request: RunCell) -> call.Cell:
-        """Return the cell, and assign the names that come with it, except those that cells on this rank assigned."""
+        """Return the cell, and assign the names that come with it, except those that cells on this
+        rank assigned.
+        """
         # A new file each time: values of earlier cells may be mapped from their own file.
         path = self._this.folder / f"rank{self._rank}.cell{request.cell}"
         if request.blob:
@@ -429,7 +448,9 @@ class CellLoop:
 
 
 def _value_of(cell: call.Cell, main: ModuleType) -> object:
-    """Run a cell. If the user's one fails, `sys.last_traceback` has its frames, as at Python's own prompt."""
+    """Run a cell. If the user's one fails, `sys.last_traceback` has its frames, as at Python's own
+    prompt.
+    """
     try:
         return call.perform(cell, main)
     except BaseException as error:
@@ -459,7 +480,10 @@ def _free_memory() -> None:
 
 
 def post_mortem() -> None:
-    """Open pdb where the last cell of the user's failed. Called by the cell of `%distributed debug`."""
+    """Open pdb where the last cell of the user's failed.
+
+    Called by the cell of `%distributed debug`.
+    """
     import pdb  # noqa: T100
 
     failed: TracebackType | None = getattr(sys, "last_traceback", None)
@@ -484,14 +508,19 @@ def _main_place() -> tuple[int, int]:
 
 
 def _place(error: BaseException) -> TracebackType | None:
-    """Return the frames of an interrupted call; the signal's own exception may come after they are left."""
+    """Return the frames of an interrupted call; the signal's own exception may come after they are
+    left.
+    """
     while error.__context__ is not None and not _of_user(error.__traceback__):
         error = error.__context__
     return error.__traceback__
 
 
 def _is_at_debugger(frame: FrameType | None) -> bool:
-    """Whether a debugger's prompt waits in this frame. It would catch KeyboardInterrupt, and go on waiting."""
+    """Whether a debugger's prompt waits in this frame.
+
+    It would catch KeyboardInterrupt, and go on waiting.
+    """
     while frame is not None:
         if frame.f_code.co_name == "cmdloop":
             return isinstance(frame.f_locals.get("self"), bdb.Bdb)

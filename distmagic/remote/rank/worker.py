@@ -1,5 +1,5 @@
-"""The process of one rank, started by torchrun: connects its output to the agent, calls the user's function, reports
-the end.
+"""The process of one rank, started by torchrun: connects its output to the agent, calls the user's
+function, reports the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _MAX_WORD = 200  # characters of a place, and of a prompt
 
 def main(_: list[str]) -> None:
     """Run one rank, from the connection to the agent to the exit. Never returns."""
-    # If torchrun has ended by now, its agent ends this process, or is gone, and can't be connected to.
+    # If torchrun has ended by now, its agent ends this process, or is gone, and can't be connected
+    # to.
     processes.die_with_parent(os.getppid())
     # Removed from the environment of the user's own processes.
     from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
@@ -86,7 +87,8 @@ def _work(
     groups.install(partial(calls.answer, run_dir), calls.leave)
     steps.install(profiling.Profiling(run_dir, rank.folder, rank.rank).look)
     show.install()
-    # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load the payload's definitions.
+    # A new `__main__`. Its file lets spawned children, such as DataLoader workers, load the
+    # payload's definitions.
     user_main = types.ModuleType("__main__")
     user_main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     user_main.__file__ = call.write_main(
@@ -135,8 +137,8 @@ def _read_rank(from_agent: dict[str, Any]) -> Rank:
 
 
 def _say_hello(rank: Rank, from_agent: dict[str, Any]) -> socket.socket:
-    """Connect to the agent and send it the other ends of new pipes, which become this process's stdout, stderr and
-    stdin.
+    """Connect to the agent and send it the other ends of new pipes, which become this process's
+    stdout, stderr and stdin.
 
     If no user can type, stdin is at end of file.
     """
@@ -187,9 +189,11 @@ def _tell_pauses(rank: Rank, conn: socket.socket, labels: dict[str, str]) -> Non
 
 
 def _let_quit_raise(pdb: types.ModuleType) -> None:
-    """Make `q` raise BdbQuit, as before Python 3.14: an exit with code 0 would leave the other ranks waiting.
+    """Make `q` raise BdbQuit, as before Python 3.14: an exit with code 0 would leave the other
+    ranks waiting.
 
-    After `c` an interrupt raises KeyboardInterrupt, as it does without a debugger, and does not open it again.
+    After `c` an interrupt raises KeyboardInterrupt, as it does without a debugger, and does not
+    open it again.
     """
 
     def do_quit(original: Any, debugger: Any, argument: str) -> object:
@@ -226,7 +230,9 @@ def _place(filename: str, main: types.ModuleType) -> None:
 
 
 def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
-    """Report the end, then exit as any Python program does: join threads, run atexit functions, flush."""
+    """Report the end, then exit as any Python program does: join threads, run atexit functions,
+    flush.
+    """
     if ended.failure is None:
         calls.leave()
     report.end()
@@ -239,9 +245,9 @@ def _finish(rank: Rank, conn: socket.socket, ended: Ended) -> None:
         # A child that the function has forked: it reports nothing for this rank.
         sys.exit(ended.code)
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
-        # The stop that follows this end must not interrupt atexit functions that save data. With restarts torchrun may
-        # wait for this process before it starts another one. Its child processes still end by these signals: unlike
-        # SIG_IGN, a handler is not inherited by exec.
+        # The stop that follows this end must not interrupt atexit functions that save data. With
+        # restarts torchrun may wait for this process before it starts another one. Its child
+        # processes still end by these signals: unlike SIG_IGN, a handler is not inherited by exec.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
             os.register_at_fork(

@@ -1,7 +1,8 @@
-"""What distmagic stores on a host: directories, journals, logs, the list of jobs, working directories.
+"""What distmagic stores on a host: directories, journals, logs, the list of jobs, working
+directories.
 
-These modules read and write files and look at processes; they start, end and send nothing. A full disk ends no job: the
-writers record the error and continue.
+These modules read and write files and look at processes; they start, end and send nothing. A full
+disk ends no job: the writers record the error and continue.
 
 Read in this order:
     places        the paths of all directories

@@ -13,12 +13,16 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
-    """Yield a new file to write and to read, readable by its owner only. It becomes `path` at the end of the block.
+    """Yield a new file to write and to read, readable by its owner only.
 
-    If the block raises, the file is removed and `path` is unchanged. Until then the file has its own name, in the
-    folder of `path`. Other processes, even on other hosts, may write the same path at the same time. Raises OSError.
+    It becomes `path` at the end of the block.
+
+    If the block raises, the file is removed and `path` is unchanged. Until then the file has its
+    own name, in the folder of `path`. Other processes, even on other hosts, may write the same path
+    at the same time. Raises OSError.
     """
-    # Only the start of a name, which may be as long as a name can be. That of a blob, its SHA-256, is read by expiry.py.
+    # Only the start of a name, which may be as long as a name can be. That of a blob, its SHA-256,
+    # is read by expiry.py.
     start = path.name.encode("ascii", "ignore")[:64].decode()
     aside = path.with_name(f".{start}.{secrets.token_hex(6)}")
     try:
@@ -40,8 +44,9 @@ def discard(path: Path) -> None:
 def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield a file that is filled over several calls, with its earlier content, and its path.
 
-    If another process or thread is filling it now, yield an empty file next to `part`. It is removed after the block
-    unless it was renamed. Call `on_disk` before renaming a complete file. Raises OSError.
+    If another process or thread is filling it now, yield an empty file next to `part`. It is
+    removed after the block unless it was renamed. Call `on_disk` before renaming a complete file.
+    Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with _open(part, flags, mode) as file:
@@ -57,7 +62,9 @@ def resumed_write(part: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def on_disk(file: BinaryIO) -> None:
-    """Flush a file to the disk or file server; some servers report errors of earlier writes only now. Raises OSError."""
+    """Flush a file to the disk or file server; some servers report errors of earlier writes only
+    now. Raises OSError.
+    """
     file.flush()
     os.fsync(file.fileno())
 

@@ -47,7 +47,9 @@ def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
 
 
 def _has_group_for(blob: Path, folder: str) -> bool:
-    """Give a blob the group of a setgid folder, which new files in that folder get; return whether the blob has it."""
+    """Give a blob the group of a setgid folder, which new files in that folder get; return whether
+    the blob has it.
+    """
     status = os.stat(folder)
     if status.st_mode & stat.S_ISGID:
         try:
@@ -79,7 +81,10 @@ def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
 
 
 def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the copied files that still exist unchanged. They count as in use while any job runs on this host."""
+    """Return the copied files that still exist unchanged.
+
+    They count as in use while any job runs on this host.
+    """
     found = []
     for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
         with suppress(OSError):
@@ -102,7 +107,10 @@ def kept() -> tuple[KeptWorkDir, ...]:
 
 
 def remove(root: str) -> int:
-    """Remove copied files that are unchanged, and folders that are empty then; return the bytes. Raises OSError."""
+    """Remove copied files that are unchanged, and folders that are empty then; return the bytes.
+
+    Raises OSError.
+    """
     about = _about(root)
     size = 0
     folders = set()

@@ -8,9 +8,9 @@
     ~/.distmagic/envs/.DIGEST-TOKEN/  the same, made by a host that did not see another host's lock
     ~/.distmagic/envs/.DIGEST.lock    held while it is made
 
-An environment is made at its final path, because the programs in its `bin` contain that path. The link with its name
-appears last, atomically. Hosts with the same home and the same Python share an environment. Other files in this folder
-are the user's.
+An environment is made at its final path, because the programs in its `bin` contain that path. The
+link with its name appears last, atomically. Hosts with the same home and the same Python share an
+environment. Other files in this folder are the user's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pathlib import Path
 from distmagic.remote.records import owners, places
 from distmagic.remote.records.atomic_file import atomic_write
 
-# Writes a uv.lock as requirements into the file named next; the project itself is left out, because its modules are
-# sent with each run.
+# Writes a uv.lock as requirements into the file named next; the project itself is left out, because
+# its modules are sent with each run.
 UV_EXPORT = (
     "export", "--frozen", "--quiet", "--no-emit-project", "--no-emit-workspace",
     "--format", "requirements.txt", "--output-file",
@@ -51,7 +51,9 @@ def root() -> Path:
 
 
 def base_python() -> str:
-    """Return the Python for new environments: this one, or the one of which it is an environment."""
+    """Return the Python for new environments: this one, or the one of which it is an
+    environment.
+    """
     return getattr(sys, "_base_executable", "") or sys.executable
 
 
@@ -74,7 +76,10 @@ class Environment:
         return self.path / "bin" / "python"
 
     def is_ready(self) -> bool:
-        """Whether it is complete. Raises OSError if that is unknown: a temporarily unreadable one may be in use."""
+        """Whether it is complete.
+
+        Raises OSError if that is unknown: a temporarily unreadable one may be in use.
+        """
         try:
             return bool((self.path / "ready").read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -101,10 +106,11 @@ class Environment:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Yield whether it is locked for this process: then no other process of this host can make it within the block.
-        Raises OSError.
+        """Yield whether it is locked for this process: then no other process of this host can make
+        it within the block. Raises OSError.
 
-        Neither can a process of another host, unless each host has its own locks, or the home has none.
+        Neither can a process of another host, unless each host has its own locks, or the home has
+        none.
         """
         with open(self._lock, "wb") as file:
             try:
@@ -174,7 +180,8 @@ def touch_own() -> None:
 
 
 def unused(older_s: float, now: float, owner: str = "") -> list[tuple[Path, int]]:
-    """Return the environments that were unused for so long, but at least two minutes, and their bytes.
+    """Return the environments that were unused for so long, but at least two minutes, and their
+    bytes.
 
     With an `owner`, only those that no other owner has requested.
     """

@@ -33,10 +33,12 @@ _FETCHED = ".fetched"  # marker file next to a result
 
 
 def tidy() -> None:
-    """Call `expire`, but at most once a minute: it checks every file, which is slow if there are many.
+    """Call `expire`, but at most once a minute: it checks every file, which is slow if there are
+    many.
 
-    A user who returns after a long absence, or after a clock jump, has a day to fetch old results. Until then only
-    those files are removed that were already old at the previous return. Raises OSError.
+    A user who returns after a long absence, or after a clock jump, has a day to fetch old results.
+    Until then only those files are removed that were already old at the previous return. Raises
+    OSError.
     """
     home = places.home()
     if not home.is_dir():
@@ -60,10 +62,11 @@ def tidy() -> None:
 def expire(now: float | None = None) -> None:
     """Remove jobs and blobs that are older than `KEPT_DAYS` or exceed `KEPT_BYTES`, oldest first.
 
-    A running job is kept, with the files it came from: its agent touches them. The size limit applies to the jobs of
-    one owner: files of one notebook or script never displace those of another. The owner's newest job does not count,
-    and neither does a job with unfetched results, unless the disk is full. On a slow disk not everything is checked
-    each time. A working directory or an environment is kept as long as a job uses it, and `KEPT_DAYS` longer.
+    A running job is kept, with the files it came from: its agent touches them. The size limit
+    applies to the jobs of one owner: files of one notebook or script never displace those of
+    another. The owner's newest job does not count, and neither does a job with unfetched results,
+    unless the disk is full. On a slow disk not everything is checked each time. A working directory
+    or an environment is kept as long as a job uses it, and `KEPT_DAYS` longer.
     """
     now = places.now_at(places.home()) if now is None else now
     _expire_jobs(now)
@@ -127,10 +130,12 @@ def unused(
 ) -> list[tuple[Path, int]]:
     """Return unused blobs and environments, and the saved variables of setups, with their bytes.
 
-    Excluded are this bundle and files that a living process touches. With an `owner`, only environments that no other
-    owner has requested, and no variables, whose owner is unknown. Missing blobs are sent again.
+    Excluded are this bundle and files that a living process touches. With an `owner`, only
+    environments that no other owner has requested, and no variables, whose owner is unknown.
+    Missing blobs are sent again.
 
-    Returns nothing while any payload is arriving on this host, because its blobs are not touched by a process yet.
+    Returns nothing while any payload is arriving on this host, because its blobs are not touched by
+    a process yet.
     """
     now = places.now_at(places.home()) if now is None else now
     folder = places.home() / "blobs"
@@ -172,8 +177,8 @@ class _Entry:
 def _entries(folder: Path) -> list[_Entry]:
     """Return the readable entries of a folder, newest first, as many as the time limit allows.
 
-    There may be tens of thousands, and a notebook's kernel also checks its own. So names are strings: a `Path` takes
-    several times the memory.
+    There may be tens of thousands, and a notebook's kernel also checks its own. So names are
+    strings: a `Path` takes several times the memory.
     """
     if not folder.is_dir():
         return []

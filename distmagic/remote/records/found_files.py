@@ -20,10 +20,12 @@ _CHUNK = 1 << 20
 
 
 def find(folder: str, pattern: str) -> list[FoundFile]:
-    """Return the files below a folder whose path matches a pattern: `*` stays in one folder, `**` crosses folders.
+    """Return the files below a folder whose path matches a pattern: `*` stays in one folder, `**`
+    crosses folders.
 
-    The path of a file means that file; the path of a folder means all files below it. No link is followed except
-    `folder` itself. Raises ValueError for more than `MOST_FILES`, and for a folder with too many files to search.
+    The path of a file means that file; the path of a folder means all files below it. No link is
+    followed except `folder` itself. Raises ValueError for more than `MOST_FILES`, and for a folder
+    with too many files to search.
     """
     named = pattern.removeprefix("./").rstrip("/")
     place = os.path.join(folder, named)
@@ -74,7 +76,8 @@ def _found(place: str, path: str) -> FoundFile:
 
 
 def mode_of_copy(file: Path, name: str) -> int:
-    """Return the permissions for a copy of a file: none for people who can't open one of the folders copied with it.
+    """Return the permissions for a copy of a file: none for people who can't open one of the
+    folders copied with it.
 
     `name` is the copy's path below the folder to which they are copied.
     """
@@ -101,7 +104,10 @@ def fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def opened(folder: str, path: str) -> BinaryIO:
-    """Open a file below a folder. Raises OSError, and ValueError for a path that leads outside, even by a link."""
+    """Open a file below a folder.
+
+    Raises OSError, and ValueError for a path that leads outside, even by a link.
+    """
     checked(path)
     real = os.path.realpath(folder)
     above = os.path.realpath(os.path.dirname(os.path.join(real, path)))

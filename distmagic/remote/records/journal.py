@@ -1,8 +1,9 @@
 """The journal of one node of a job: every event, numbered from 1, on disk before it is sent.
 
-Reports and output are in one file, and events about the course of the job in another. So ranks that report and print
-for weeks fill a separate limit (logs.py). Readers get both files merged, in the order of the numbers. The ranks' output
-is in their logs; the journal has its position there, and `expand` inserts the text.
+Reports and output are in one file, and events about the course of the job in another. So ranks that
+report and print for weeks fill a separate limit (logs.py). Readers get both files merged, in the
+order of the numbers. The ranks' output is in their logs; the journal has its position there, and
+`expand` inserts the text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def log_name(rank: int, stream: str) -> str:
 
 
 class Journal:
-    """The writing end. A full disk does not fail a job: events are kept in memory, as many as fit."""
+    """The writing end. A full disk does not fail a job: events are kept in memory, as many as
+    fit.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +94,10 @@ class Journal:
         self.add(protocol.Notice(text=text))
 
     def settle(self, *, at_all_costs: bool = False) -> None:
-        """Write the events for which the disk had no room, if it has room now. `at_all_costs` frees the reserve."""
+        """Write the events for which the disk had no room, if it has room now.
+
+        `at_all_costs` frees the reserve.
+        """
         while self._owed:
             if self._main.append(self._owed[0][1], whole=True):
                 self._owed.popleft()
@@ -107,10 +113,12 @@ class Journal:
         return False
 
     def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
-        """Return the number of the last event returned, and the lines of the events after number `n`.
+        """Return the number of the last event returned, and the lines of the events after number
+        `n`.
 
-        The line of an output event includes its text. The line at which `max_bytes` are exceeded is the last one; call
-        again for the rest. A `Skipped` replaces events that are neither on disk nor in memory any more.
+        The line of an output event includes its text. The line at which `max_bytes` are exceeded is
+        the last one; call again for the rest. A `Skipped` replaces events that are neither on disk
+        nor in memory any more.
         """
         found = bytearray()
         for number, line in _without_gaps(self._lines(n), n, self.last):
@@ -137,7 +145,9 @@ class Journal:
 def _without_gaps(
     lines: Iterable[tuple[int, bytes]], after: int, last: int = 0
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of the last event, line), with a `Skipped` for events missing after number `after`."""
+    """Yield (number of the last event, line), with a `Skipped` for events missing after number
+    `after`.
+    """
     for number, line in lines:
         if number > after + 1:
             skipped = protocol.Skipped(through=number - 1)
@@ -154,9 +164,11 @@ def read(
     mark: tuple[int, int] = (0, 0),
     owed: Iterable[tuple[int, bytes]] = (),
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the events after number `after` on disk, starting from positions in the two files.
+    """Yield (number, line) of the events after number `after` on disk, starting from positions in
+    the two files.
 
-    An incomplete last line is left out. `owed` are events that belong to the files but are not written yet.
+    An incomplete last line is left out. `owed` are events that belong to the files but are not
+    written yet.
     """
     main_offset, chatter_offset = mark
     main = _numbered(logs.lines(folder / FILE, main_offset))
@@ -167,7 +179,9 @@ def read(
 
 
 def hello(folder: Path) -> protocol.Hello | None:
-    """Return the first event of a journal, which identifies its node; None if it is missing or incomplete."""
+    """Return the first event of a journal, which identifies its node; None if it is missing or
+    incomplete.
+    """
     try:
         with (folder / FILE).open("rb") as file:
             _, first = protocol.decode(file.readline(protocol.MAX_LINE_BYTES))
@@ -177,7 +191,9 @@ def hello(folder: Path) -> protocol.Hello | None:
 
 
 def replay(folder: Path, after: int) -> Iterator[bytes]:
-    """Yield the lines of all events after number `after` of a job that has ended, as `Journal.after` returns them."""
+    """Yield the lines of all events after number `after` of a job that has ended, as
+    `Journal.after` returns them.
+    """
     for _, line in _without_gaps(read(folder, after), after):
         yield expand(line, folder)
 

@@ -1,7 +1,8 @@
-"""The jobs that have files or processes on this host; `job.json`, next to the journal, has the request of each.
+"""The jobs that have files or processes on this host; `job.json`, next to the journal, has the
+request of each.
 
-They are found on the host's disk and in its process table, so that any kernel that reaches the host sees them.
-`job.json` contains no environment variable of a job, because these may be secrets.
+They are found on the host's disk and in its process table, so that any kernel that reaches the host
+sees them. `job.json` contains no environment variable of a job, because these may be secrets.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def _read(folder: Path) -> protocol.JobListing:
 def kept_for(job: Path) -> str:
     """Return the owner of a job's folder, as it counts for the limit of disk use; "" if unknown.
 
-    All processes of a script count as one owner, and so do all kernels without a notebook path: the end of the name,
-    ` (process ...)` or ` (kernel ...)`, is cut off (names.py).
+    All processes of a script count as one owner, and so do all kernels without a notebook path: the
+    end of the name, ` (process ...)` or ` (kernel ...)`, is cut off (names.py).
     """
     for file in places.matching(job, f"*/{FILE}"):
         with suppress(OSError, ValueError):
@@ -104,7 +105,9 @@ def kept_for(job: Path) -> str:
 
 
 def check_protocol(job: str, node_rank: int) -> None:
-    """Raise ValueError, with a message, if the job's agent uses another protocol version than this code."""
+    """Raise ValueError, with a message, if the job's agent uses another protocol version than this
+    code.
+    """
     try:
         number = _read(places.job_dir(job, node_rank)).protocol
     except (OSError, ValueError):
@@ -163,7 +166,8 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
 
 
 def _passed_s(folder: Path) -> float:
-    """Return how long ago a job began, by a clock that nobody can set; 0 if the host has restarted since.
+    """Return how long ago a job began, by a clock that nobody can set; 0 if the host has restarted
+    since.
 
     Raises OSError.
     """
@@ -192,7 +196,8 @@ def running() -> tuple[protocol.JobListing, ...]:
 def is_running(job: str, node_rank: int) -> bool:
     """Whether the agent of this node exists, even if it is stopped or busy.
 
-    An agent whose socket a cleaner of /tmp has removed counts until it has ended: then it removes its folder itself.
+    An agent whose socket a cleaner of /tmp has removed counts until it has ended: then it removes
+    its folder itself.
     """
     run_dir = places.run_dir(job, node_rank)
     readers = run_dir / places.READERS
@@ -211,7 +216,9 @@ def is_running(job: str, node_rank: int) -> bool:
 
 
 def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
-    """Return the agent process of a node, recorded by itself or in its journal; None if it has ended."""
+    """Return the agent process of a node, recorded by itself or in its journal; None if it has
+    ended.
+    """
     noted = processes.noted(places.run_dir(job, node_rank) / places.PID)
     if noted is not None:
         return noted
@@ -219,7 +226,8 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
     process = processes.read(hello.pid) if hello is not None else None
     if process is None or not processes.is_marked(process, job):
         return None
-    # Containers with the same home and hostname may use the same pids: then it is this host's own agent.
+    # Containers with the same home and hostname may use the same pids: then it is this host's own
+    # agent.
     for folder in places.run_dirs(job):
         other = processes.noted(folder / places.PID)
         if other is not None and other.pid == process.pid:
@@ -228,7 +236,9 @@ def agent_of(job: str, node_rank: int) -> processes.ProcessInfo | None:
 
 
 def agents_of(job: str) -> tuple[processes.ProcessInfo, ...]:
-    """Return the agents of all nodes of a job on this host, as far as they or their journals have recorded them."""
+    """Return the agents of all nodes of a job on this host, as far as they or their journals have
+    recorded them.
+    """
     kept = places.matching(places.job_dir(job, 0).parent, f"*-{socket.gethostname()}")
     found = [agent_of(job, int(one.name.partition("-")[0])) for one in kept]
     return tuple(agent for agent in found if agent is not None)
@@ -260,7 +270,8 @@ def _reason(lines: Sequence[bytes]) -> str:
 
 
 def remove(job: str, owner: str = "") -> int:
-    """Remove the files of a finished job, or nothing if another `owner` started it; return the bytes.
+    """Remove the files of a finished job, or nothing if another `owner` started it; return the
+    bytes.
 
     Raises OSError if it still runs.
     """

@@ -1,8 +1,8 @@
 """A log file with a size limit: it keeps its beginning and its newest part.
 
-NAME has the beginning; each NAME.OFFSET has a piece that starts at that byte. When there are too many pieces, the
-oldest except the first is removed. A byte never changes its offset, so a recorded position is found again, or is known
-to be gone. For a gap, a reader gets a line with its size.
+NAME has the beginning; each NAME.OFFSET has a piece that starts at that byte. When there are too
+many pieces, the oldest except the first is removed. A byte never changes its offset, so a recorded
+position is found again, or is known to be gone. For a gap, a reader gets a line with its size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Log:
         return self._offsets[-1] + self._size
 
     def append(self, data: bytes, *, whole: bool = False) -> int:
-        """Write as much as the disk accepts and return the number of bytes; `whole`: all of it, or nothing."""
+        """Write as much as the disk accepts and return the number of bytes; `whole`: all of it, or
+        nothing.
+        """
         done = 0
         try:
             if self._file < 0:
@@ -96,7 +98,9 @@ class Log:
 
 
 def _close(file: int) -> None:
-    """Close a file. A file server may report lost data at this point; the descriptor is closed anyway."""
+    """Close a file. A file server may report lost data at this point; the descriptor is closed
+    anyway.
+    """
     with suppress(OSError):
         os.close(file)
 
@@ -119,13 +123,19 @@ def pieces(path: Path) -> list[tuple[int, Path]]:
 
 
 def end(path: Path) -> int:
-    """Return the total number of bytes ever written to a log. Raises OSError if it does not exist."""
+    """Return the total number of bytes ever written to a log.
+
+    Raises OSError if it does not exist.
+    """
     offset, last = max(pieces(path), default=(0, path))
     return offset + last.stat().st_size
 
 
 def read(path: Path, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a log from `offset` on, with a line of text for each gap. Raises OSError."""
+    """Return `size` bytes of a log from `offset` on, with a line of text for each gap.
+
+    Raises OSError.
+    """
     found = _part(path, offset, size)
     if len(found) == size:
         return found
@@ -156,7 +166,10 @@ def _gap(size: int) -> bytes:
 
 
 def open_all(path: Path, stack: ExitStack) -> list[tuple[BinaryIO, int]]:
-    """Return (file, size) of all parts of a log, including texts for gaps; [] if there are none. Raises OSError."""
+    """Return (file, size) of all parts of a log, including texts for gaps; [] if there are none.
+
+    Raises OSError.
+    """
     found: list[tuple[BinaryIO, int]] = []
     reached = 0
     for start, piece in pieces(path):
@@ -172,7 +185,9 @@ def open_all(path: Path, stack: ExitStack) -> list[tuple[BinaryIO, int]]:
 
 
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the complete lines of a log, as far as they still exist, starting at a line's offset."""
+    """Yield the complete lines of a log, as far as they still exist, starting at a line's
+    offset.
+    """
     there = pieces(path)
     # Each piece ends where the next one starts.
     ends = [start for start, _ in there[1:]]

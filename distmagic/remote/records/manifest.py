@@ -1,8 +1,8 @@
 """The list of the files that a run sends to its hosts: one blob of compressed JSON.
 
-The files' contents are sent in packs. A pack is a blob with the bytes of several files, in the order of the list. A
-large file is a pack of its own, so that it can be sent without a copy. Names that are not UTF-8 are encoded with lone
-surrogates.
+The files' contents are sent in packs. A pack is a blob with the bytes of several files, in the
+order of the list. A large file is a pack of its own, so that it can be sent without a copy. Names
+that are not UTF-8 are encoded with lone surrogates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _MOST_BYTES = 256 << 20  # size limit of a list: that is a million files
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFile:
-    """One file: `path` is relative to the working directory; `pack` is the index of the pack with its bytes."""
+    """One file: `path` is relative to the working directory; `pack` is the index of the pack with
+    its bytes.
+    """
 
     path: str
     pack: int
@@ -30,8 +32,8 @@ class ListedFile:
 class Manifest:
     """All files of a run. `packs` are SHA-256s.
 
-    `links` are (path, target), `folders` the empty folders. `owned` are the paths below which files of earlier runs are
-    removed if they are no longer listed; "" is the whole working directory.
+    `links` are (path, target), `folders` the empty folders. `owned` are the paths below which files
+    of earlier runs are removed if they are no longer listed; "" is the whole working directory.
     """
 
     packs: tuple[str, ...] = ()
@@ -65,7 +67,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest in a blob. Raises ValueError for invalid data, and for a path outside of the folder."""
+    """Return the manifest in a blob.
+
+    Raises ValueError for invalid data, and for a path outside of the folder.
+    """
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(data, _MOST_BYTES)
@@ -100,7 +105,10 @@ def is_inside(path: str) -> bool:
 
 
 def checked(path: str) -> str:
-    """Return a path with slashes. Raises ValueError unless it stays below the folder that it is relative to."""
+    """Return a path with slashes.
+
+    Raises ValueError unless it stays below the folder that it is relative to.
+    """
     if not is_inside(path):
         raise ValueError(
             f"{path[:200]!r} is not a path inside the folder: it begins with /, or has an empty, . or .. part, or a "

@@ -1,12 +1,14 @@
-"""The owners of a shared folder: a file in it has one line for each owner. names.py defines owners."""
+"""The owners of a shared folder: a file in it has one line for each owner. names.py defines
+owners.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _FILE = "owners"
-# Scripts are one owner for each process. With this many owners a folder belongs to none, and further ones change
-# nothing.
+# Scripts are one owner for each process. With this many owners a folder belongs to none, and
+# further ones change nothing.
 _AT_MOST = 20
 
 

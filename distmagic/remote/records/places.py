@@ -8,11 +8,12 @@
     setup/SETUP-HOST-...  variables of a host after a --setup (request/command_prefix.py)
     envs/NAME/            virtual environments (environments.py)
 
-`/tmp/distmagic-UID-HOST-JOB-NODE/`, removed with the job: sockets (they fail on NFS and with paths over 107 bytes), the
-agent's pid. `/tmp/distmagic-UID-HOST-warm.OWNER.KEY.TOKEN/`, removed with a template: its socket, its pid and its log.
+`/tmp/distmagic-UID-HOST-JOB-NODE/`, removed with the job: sockets (they fail on NFS and with paths
+over 107 bytes), the agent's pid. `/tmp/distmagic-UID-HOST-warm.OWNER.KEY.TOKEN/`, removed with a
+template: its socket, its pid and its log.
 
-Several hosts may share one /tmp, for example containers on one machine. HOST distinguishes them: no host finds,
-contacts or removes files of another one.
+Several hosts may share one /tmp, for example containers on one machine. HOST distinguishes them: no
+host finds, contacts or removes files of another one.
 """
 
 from __future__ import annotations
@@ -40,16 +41,21 @@ LOG_BYTES_NAME = "DISTMAGIC_LOG_BYTES"
 _LEAST_LOG_BYTES = 64 << 10
 _SETTLED_S = 10.0
 _FORGOTTEN_S = 86400.0  # agents and templates touch their directories twice a minute
-# Hosts that share a kernel and a /tmp differ in one of these: in their processes, network or file system.
+# Hosts that share a kernel and a /tmp differ in one of these: in their processes, network or file
+# system.
 _VIEWS = ("/proc/self/ns/pid", "/proc/self/ns/net", "/")
 # For this kernel since its start.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def home() -> Path:
-    """Return the directory of all stored files. Raises FileNotFoundError if this user has no home directory."""
+    """Return the directory of all stored files.
+
+    Raises FileNotFoundError if this user has no home directory.
+    """
     path = os.path.expanduser(os.environ.get("DISTMAGIC_HOME") or "~/.distmagic")
-    # Python leaves `~` unchanged if it can't expand it; a directory of that name invites `rm -rf ~`.
+    # Python leaves `~` unchanged if it can't expand it; a directory of that name invites `rm -rf
+    # ~`.
     if path.startswith("~"):
         raise FileNotFoundError(
             f"{path} is nowhere: HOME is not set, and this user has no entry in the password file"
@@ -58,7 +64,8 @@ def home() -> Path:
 
 
 def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
-    """Return the size limit of the log of one stream of a rank, from the job's `env` or else from this host's.
+    """Return the size limit of the log of one stream of a rank, from the job's `env` or else from
+    this host's.
 
     Raises ValueError for a setting that is no valid size.
     """
@@ -75,9 +82,11 @@ def log_limit_bytes(env: Mapping[str, str] | None = None) -> int:
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths below a folder that match a shell pattern, in order; none if the folder is gone.
+    """Return the paths below a folder that match a shell pattern, in order; none if the folder is
+    gone.
 
-    Raises OSError for a temporarily unreadable path, which may be in use. `Path.glob` of Python 3.13 would skip it.
+    Raises OSError for a temporarily unreadable path, which may be in use. `Path.glob` of Python
+    3.13 would skip it.
     """
     found = [folder]
     for part in pattern.split("/"):
@@ -101,8 +110,8 @@ def lock(file: IO[bytes], how: int) -> None:
 def file_type(path: Path) -> int:
     """Return the type of a path, as in `stat.S_IFMT`; 0 if it does not exist.
 
-    Raises OSError if the type is temporarily unknown. (`Path.exists` would return False then, and the caller would
-    replace the file.)
+    Raises OSError if the type is temporarily unknown. (`Path.exists` would return False then, and
+    the caller would replace the file.)
     """
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
@@ -111,16 +120,21 @@ def file_type(path: Path) -> int:
 
 
 def now_at(folder: Path) -> float:
-    """Return the time by the clock that dates a folder's files: for a home on a file server, the server's clock.
+    """Return the time by the clock that dates a folder's files: for a home on a file server, the
+    server's clock.
 
-    Ages of files are computed with it, because the clocks of hosts that share a home differ. Raises OSError.
+    Ages of files are computed with it, because the clocks of hosts that share a home differ. Raises
+    OSError.
     """
     os.utime(folder)
     return folder.stat().st_mtime
 
 
 def changed_s(path: Path) -> float:
-    """Return when a file was last written, in seconds since 1970; 0 if it does not exist. Raises OSError."""
+    """Return when a file was last written, in seconds since 1970; 0 if it does not exist.
+
+    Raises OSError.
+    """
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -175,7 +189,10 @@ def _checked(job: str) -> str:
 
 
 def job_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of one node of a job, which may not exist. Raises ValueError for an invalid job name."""
+    """Return the directory of one node of a job, which may not exist.
+
+    Raises ValueError for an invalid job name.
+    """
     return home() / "jobs" / _checked(job) / f"{node_rank}-{socket.gethostname()}"
 
 
@@ -201,17 +218,25 @@ def _prefix() -> str:
 
 
 def run_dir(job: str, node_rank: int) -> Path:
-    """Return the directory of a job's sockets, which may not exist. Raises ValueError for an invalid job name."""
+    """Return the directory of a job's sockets, which may not exist.
+
+    Raises ValueError for an invalid job name.
+    """
     return Path(f"/tmp/{_prefix()}{_checked(job)}-{node_rank}")
 
 
 def run_dirs(job: str) -> tuple[Path, ...]:
-    """Return the existing directories of a job's sockets, for all its nodes; none of other users."""
+    """Return the existing directories of a job's sockets, for all its nodes; none of other
+    users.
+    """
     return _own_dirs(f"{_prefix()}{_checked(job)}-*")
 
 
 def make_run_dir(job: str, node_rank: int) -> Path:
-    """Make the directory of the sockets, mode 0700. Raises OSError, also if anything of that name exists."""
+    """Make the directory of the sockets, mode 0700.
+
+    Raises OSError, also if anything of that name exists.
+    """
     path = run_dir(job, node_rank)
     path.mkdir(mode=0o700)
     return path
@@ -220,7 +245,8 @@ def make_run_dir(job: str, node_rank: int) -> Path:
 TEMPLATE = "template"  # the socket in a template's directory
 READERS = "readers"  # the socket in a run directory to which contacts connect
 RANKS = "ranks"  # the socket to which ranks connect
-# How many connections may wait at either socket while its process loads torch. Each check that it listens is one too.
+# How many connections may wait at either socket while its process loads torch. Each check that it
+# listens is one too.
 BACKLOG = 1024
 PID = (
     # In both directories: pid and start time of the process to which the directory belongs.
@@ -234,7 +260,10 @@ def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
 
 
 def make_warm_dir(owner: str, key: str) -> Path:
-    """Make the directory of a new template, mode 0700. Raises OSError, and ValueError for an invalid owner."""
+    """Make the directory of a new template, mode 0700.
+
+    Raises OSError, and ValueError for an invalid owner.
+    """
     if not (owner + key).isalnum():
         raise ValueError(f"{owner[:80]!r} is not an owner of a template")
     path = Path(f"/tmp/{_prefix()}warm.{owner}.{key}.{secrets.token_hex(4)}")
@@ -243,7 +272,9 @@ def make_warm_dir(owner: str, key: str) -> Path:
 
 
 def check_run_dir(path: Path) -> None:
-    """Raise PermissionError unless `path` is a directory, not a link, of this user that no other user may enter."""
+    """Raise PermissionError unless `path` is a directory, not a link, of this user that no other
+    user may enter.
+    """
     found = path.lstat()
     if (
         not stat.S_ISDIR(found.st_mode)
@@ -283,8 +314,8 @@ def live_runs() -> list[tuple[str, int]]:
 
 
 def forgotten() -> list[Path]:
-    """Return unused directories in /tmp of this user's other hosts: no process listens in them, and they were untouched
-    for a day.
+    """Return unused directories in /tmp of this user's other hosts: no process listens in them, and
+    they were untouched for a day.
 
     A rebooted host has a new name in /tmp, so it does not find its old directories itself.
     """
@@ -315,7 +346,10 @@ def reader_listener(run_dir: Path) -> socket.socket:
 
 
 def listens(path: Path) -> bool:
-    """Whether a process listens at a unix socket. It need not answer: this function does not wait for it."""
+    """Whether a process listens at a unix socket.
+
+    It need not answer: this function does not wait for it.
+    """
     return _dialled(path) in (
         0,
         errno.EAGAIN,
@@ -332,7 +366,9 @@ def _dialled(path: Path) -> int:
 def is_deserted(
     path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S
 ) -> bool:
-    """Whether no process listens in a directory of sockets, and it is neither new nor about to be removed."""
+    """Whether no process listens in a directory of sockets, and it is neither new nor about to be
+    removed.
+    """
     try:
         # A date in the future comes from before the clock was set back.
         if 0 <= time.time() - path.lstat().st_mtime < after_s:
@@ -343,7 +379,10 @@ def is_deserted(
 
 
 def touch(paths: Iterable[str | Path]) -> None:
-    """Set the times of files to now, so that they do not expire while their job lives. A missing file is no error."""
+    """Set the times of files to now, so that they do not expire while their job lives.
+
+    A missing file is no error.
+    """
     for path in paths:
         with suppress(OSError):
             os.utime(path)

@@ -10,37 +10,40 @@
                                       the agent touches and removes it
         lock
 
-Homes are often shared between hosts, and a host may run several nodes: all of them may use a directory at once. So it
-is read and changed under its lock, and every file gets its name when it is complete. The second node of a job finds all
-files in place. A directory never changes during a job: another job with other files gets the next one, NAME-2, NAME-3
-and so on. The same holds for a run of another notebook or script. A directory never changes its origin: a named one and
-a notebook's own never mix.
+Homes are often shared between hosts, and a host may run several nodes: all of them may use a
+directory at once. So it is read and changed under its lock, and every file gets its name when it is
+complete. The second node of a job finds all files in place. A directory never changes during a job:
+another job with other files gets the next one, NAME-2, NAME-3 and so on. The same holds for a run
+of another notebook or script. A directory never changes its origin: a named one and a notebook's
+own never mix.
 
 All times are by the clock that dates the files; for a shared home that is the file server's.
 
 Theory of operation
 ===================
 
-A directory is in one of four states. Only files record the state: nothing is in memory, and no process owns it.
+A directory is in one of four states. Only files record the state: nothing is in memory, and no
+process owns it.
 
     absent  there is no NAME; .NAME may still have data about a removed one
     free    NAME exists, and no mark in `users` is alive
     coming  a node of a job has marked it, and is writing the job's files
     used    a mark says "ready": all files are complete, and only ranks change them
 
-absent, free -> coming: `prepare` marks the first directory of the name that has the run's origin, and only then checks
-whether another job uses it. So of two hosts that share no locks, at least one sees the other's mark.
+absent, free -> coming: `prepare` marks the first directory of the name that has the run's origin,
+and only then checks whether another job uses it. So of two hosts that share no locks, at least one
+sees the other's mark.
 
-coming -> used: every file is complete, `files.json` lists them, and the mark says "ready". A further node of the job
-finds that mark in any of the directories, and writes nothing.
+coming -> used: every file is complete, `files.json` lists them, and the mark says "ready". A
+further node of the job finds that mark in any of the directories, and writes nothing.
 
 coming -> free: it failed, or was ended. The next run treats files written before an error as sent.
 
-coming -> the next NAME, if another job with other files uses this one, or if this job needs an empty one. A job with
-the same files shares the directory.
+coming -> the next NAME, if another job with other files uses this one, or if this job needs an
+empty one. A job with the same files shares the directory.
 
-used -> free: the agent of each node removes its mark. A mark of this host is also dead if its agent is gone, 20 s after
-it was made. A mark of another host is dead if it was not touched for 120 s.
+used -> free: the agent of each node removes its mark. A mark of this host is also dead if its agent
+is gone, 20 s after it was made. A mark of another host is dead if it was not touched for 120 s.
 
 free -> absent: `remove`, on a user's request, or `expire`, after 7 days without use.
 
@@ -55,12 +58,13 @@ What happens to a file in `coming` (work_sync.py):
 
 With --fresh the directory is emptied before that, once for a job.
 
-Promised: a file appears complete or not at all. Files that were sent do not change during a job. Files of ranks are
-kept until --fresh, `remove` or `expire`, whatever happens to the next run. A directory never goes to another notebook.
-After an error during the writing of files, the next run only takes longer.
+Promised: a file appears complete or not at all. Files that were sent do not change during a job.
+Files of ranks are kept until --fresh, `remove` or `expire`, whatever happens to the next run. A
+directory never goes to another notebook. After an error during the writing of files, the next run
+only takes longer.
 
-Not promised: two jobs that share a directory may write to the same file. A touched file of 1 MiB or more is not
-recognized as unchanged.
+Not promised: two jobs that share a directory may write to the same file. A touched file of 1 MiB or
+more is not recognized as unchanged.
 """
 
 from __future__ import annotations
@@ -103,7 +107,9 @@ def root() -> Path:
 
 
 def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepared:
-    """Prepare the working directory of a job's node. Record that the job uses it, and which owner started the job.
+    """Prepare the working directory of a job's node.
+
+    Record that the job uses it, and which owner started the job.
 
     Raises OSError and ValueError.
     """
@@ -143,7 +149,10 @@ def touch(path: Path, job: str, node_rank: int) -> None:
 
 
 def leave(path: Path, job: str, node_rank: int) -> None:
-    """Record that a node of a job no longer uses its working directory. Errors of the disk are ignored."""
+    """Record that a node of a job no longer uses its working directory.
+
+    Errors of the disk are ignored.
+    """
     with suppress(OSError):
         _Directory(path=path).mark_of(job, node_rank).unlink()
 
@@ -159,7 +168,10 @@ def _left_where_it_fails(path: Path, job: str, node_rank: int) -> Iterator[None]
 
 
 def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the working directories of this home, ordered by name. Unreadable ones are left out."""
+    """Return the working directories of this home, ordered by name.
+
+    Unreadable ones are left out.
+    """
     found = []
     for path in places.matching(root(), "[!.]*"):
         directory = _Directory(path=path)
@@ -232,7 +244,9 @@ class _Directory:
 
     @property
     def origin(self) -> str | None:
-        """The notebook or script that uses it; "" if it was named by a user; None before its first use."""
+        """The notebook or script that uses it; "" if it was named by a user; None before its first
+        use.
+        """
         return self._read("origin")
 
     def _read(self, name: str) -> str | None:
@@ -242,8 +256,8 @@ class _Directory:
             return None
 
     def belongs_to(self, origin: str, owner: str) -> None:
-        """Record who uses the directory, before a file is written into it: `origin` as in the property, and the `owner`
-        of the job. Raises OSError.
+        """Record who uses the directory, before a file is written into it: `origin` as in the
+        property, and the `owner` of the job. Raises OSError.
         """
         self.about.mkdir(mode=0o700, exist_ok=True)
         if self.origin is None:
@@ -280,7 +294,9 @@ class _Directory:
         return sync.bring(work.manifest)
 
     def _empty(self, sync: FileSync, job: str) -> None:
-        """Empty the directory, once for a job: of two hosts that share no locks, the second one waits for the first."""
+        """Empty the directory, once for a job: of two hosts that share no locks, the second one
+        waits for the first.
+        """
         claim = self.about / f"fresh.{job}"
         try:
             claim.open("x").close()
@@ -315,7 +331,9 @@ class _Directory:
 
 
 def _in_words(stay: Sequence[str]) -> str:
-    """Return a notice about the files that stay as an earlier run left them; "" if there are none."""
+    """Return a notice about the files that stay as an earlier run left them; "" if there are
+    none.
+    """
     if not stay:
         return ""
     shown = [path[:_NAME_CHARS] for path in stay[:_NAMED_AT_MOST]]
@@ -324,7 +342,10 @@ def _in_words(stay: Sequence[str]) -> str:
 
 
 def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
-    """Whether the node that made this mark still exists. Raises OSError if that is temporarily unknown."""
+    """Whether the node that made this mark still exists.
+
+    Raises OSError if that is temporarily unknown.
+    """
     now = places.now_at(root())
     try:
         if host != places.host_id():
@@ -340,7 +361,8 @@ def _is_alive(mark: Path, job: str, node: str, host: str) -> bool:
 
 
 def _free_directory(work: WorkDir, job: str, node_rank: int) -> tuple[_Directory, str]:
-    """Return the first working directory of this name that is free for the run, and a message for the user.
+    """Return the first working directory of this name that is free for the run, and a message for
+    the user.
 
     It is marked before it is checked: of two hosts that share no locks at least one sees the other.
     """

@@ -1,10 +1,11 @@
 """Updates a run's working directory: writes changed files, removes files that are no longer listed.
 
-Every file is written atomically, and no link made by ranks is followed. A file or a link that a run has written or
-changed is kept until the directory is emptied. Every other one is updated.
+Every file is written atomically, and no link made by ranks is followed. A file or a link that a run
+has written or changed is kept until the directory is emptied. Every other one is updated.
 
-A large file that was touched counts as changed, because it is not read to compare. Files written before an error count
-as sent. If the process was killed meanwhile, files that it wrote, and later changes, count as a run's.
+A large file that was touched counts as changed, because it is not read to compare. Files written
+before an error count as sent. If the process was killed meanwhile, files that it wrote, and later
+changes, count as a run's.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 class BroughtFile(NamedTuple):
     """The record of a file that was sent.
 
-    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` changes when the file is
-    written.
+    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` changes
+    when the file is written.
     """
 
     source: list[Any]
@@ -43,7 +44,9 @@ class BroughtFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """The files that were last sent: the manifest's SHA-256, "" if they are incomplete; files and links by path."""
+    """The files that were last sent: the manifest's SHA-256, "" if they are incomplete; files and
+    links by path.
+    """
 
     manifest: str = ""
     files: dict[str, BroughtFile] = field(default_factory=dict)
@@ -51,8 +54,8 @@ class Brought:
 
 
 def last_brought(about: Path) -> Brought:
-    """Return the record of the files that were last sent, from `about`, the folder next to the working directory; empty
-    if incomplete.
+    """Return the record of the files that were last sent, from `about`, the folder next to the
+    working directory; empty if incomplete.
 
     Raises OSError if it is temporarily unreadable: otherwise changes by a run would be lost.
     """
@@ -67,7 +70,10 @@ def last_brought(about: Path) -> Brought:
 
 
 class FileSync:
-    """Updates a working directory to the state in a manifest. `about` is the folder next to it, with data about it."""
+    """Updates a working directory to the state in a manifest.
+
+    `about` is the folder next to it, with data about it.
+    """
 
     def __init__(self, path: Path, about: Path) -> None:
         self._path, self._about = path, about
@@ -132,7 +138,9 @@ class FileSync:
             file.write(json.dumps(asdict(brought), separators=(",", ":")).encode())
 
     def _remove_unlisted(self, wanted: Manifest, before: Brought) -> None:
-        """Remove files that the last run of this name sent and this one does not; files written by ranks are kept."""
+        """Remove files that the last run of this name sent and this one does not; files written by
+        ranks are kept.
+        """
         listed = {file.path for file in wanted.files} | {
             path for path, _ in wanted.links
         }
@@ -155,7 +163,9 @@ class FileSync:
                     parent.rmdir()
 
     def _is_as_brought(self, path: str, before: Brought) -> bool:
-        """Whether a file or a link is unchanged since it was sent; one that was not sent counts as changed."""
+        """Whether a file or a link is unchanged since it was sent; one that was not sent counts as
+        changed.
+        """
         if path in before.links and self._target(path) == before.links[path]:
             return True
         row = before.files.get(path)
@@ -183,7 +193,10 @@ class FileSync:
         os.replace(aside, here)
 
     def _make_folder(self, inner: str) -> None:
-        """Make a folder below the directory. Raises OSError if a link or a file of the same name is in the way."""
+        """Make a folder below the directory.
+
+        Raises OSError if a link or a file of the same name is in the way.
+        """
         if inner in self._safe_folders:
             return
         self._make_folder(inner.rpartition("/")[0])
@@ -196,7 +209,9 @@ class FileSync:
     def _write_files(
         self, wanted: Manifest, before: Brought, rows: dict[str, BroughtFile]
     ) -> None:
-        """Write the files that differ from their listed state, and add the record of each to `rows`."""
+        """Write the files that differ from their listed state, and add the record of each to
+        `rows`.
+        """
         lacking: dict[int, list[ListedFile]] = {}
         for file in wanted.files:
             row = before.files.get(file.path)
@@ -222,7 +237,10 @@ class FileSync:
                     rows[file.path] = self._write(file, data, source, coming, before)
 
     def _look(self, path: str) -> list[int]:
-        """Return values that change when a file is written; [] if it does not exist. Raises OSError."""
+        """Return values that change when a file is written; [] if it does not exist.
+
+        Raises OSError.
+        """
         try:
             found = os.lstat(self._path / path)
         except (FileNotFoundError, NotADirectoryError):
@@ -234,8 +252,8 @@ class FileSync:
     ) -> BroughtFile:  # fmt: skip
         """Write a file atomically; return its row, which is `coming` with a look.
 
-        The content is `data`, or all of `source` for a large one. A file that has this content already, or that a run
-        has changed, is not written.
+        The content is `data`, or all of `source` for a large one. A file that has this content
+        already, or that a run has changed, is not written.
         """
         path = file.path
         self._make_folder(path.rpartition("/")[0])
@@ -269,7 +287,10 @@ class FileSync:
         return coming._replace(look=self._look(path))
 
     def _has(self, path: str, content: BroughtFile, known: BroughtFile | None) -> bool:
-        """Whether a file has the content of a row. It is only read if nothing else decides; `known` is its last row."""
+        """Whether a file has the content of a row.
+
+        It is only read if nothing else decides; `known` is its last row.
+        """
         look = self._look(path)
         if not look:
             return False
@@ -287,7 +308,9 @@ class FileSync:
         return self._digests[path] == content.digest
 
     def _forget_compiled(self, path: str) -> None:
-        """Remove the byte code of a module: Python could take it for that of a new text from the same second."""
+        """Remove the byte code of a module: Python could take it for that of a new text from the
+        same second.
+        """
         inner, _, name = path.rpartition("/")
         if name.endswith(".py"):
             stem = name.removesuffix(".py")
@@ -308,7 +331,9 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:
-    """Return what the row of a file records as its source: the pack, the place in it, and whether it is executable."""
+    """Return what the row of a file records as its source: the pack, the place in it, and whether
+    it is executable.
+    """
     pack = wanted.packs[file.pack]
     return [pack, file.offset, file.size_bytes, file.is_executable]
 

@@ -1,8 +1,8 @@
 """Reads from Linux about this host and its processes: /proc, cgroups, sockets, systemd and NVML.
 
-Each function reads from the system and returns a value, and can be used alone. None holds state of a job, writes a
-file, or starts a thread that its caller did not ask for. `processes` also signals processes and sets two attributes of
-its own process. Read in any order:
+Each function reads from the system and returns a value, and can be used alone. None holds state of
+a job, writes a file, or starts a thread that its caller did not ask for. `processes` also signals
+processes and sets two attributes of its own process. Read in any order:
 
     processes.py    find, wait for and end processes
     awake.py        whether the main thread of a rank runs Python code

@@ -1,4 +1,6 @@
-"""Reports when and where this process waits for input: in `input`, which debuggers call for each line."""
+"""Reports when and where this process waits for input: in `input`, which debuggers call for each
+line.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ _LIBRARY = f"{os.path.dirname(os.__file__)}/"
 
 
 def install(waits: Waits, goes_on: Callable[[int], object]) -> None:
-    """Make `input` call `waits` before it reads this process's standard input, and `goes_on` after it.
+    """Make `input` call `waits` before it reads this process's standard input, and `goes_on` after
+    it.
 
-    Not in processes forked by this one, and not if the program has replaced `sys.stdin` by an object of its own.
+    Not in processes forked by this one, and not if the program has replaced `sys.stdin` by an
+    object of its own.
     """
     plain = builtins.input
     numbers = itertools.count(1)
@@ -40,7 +44,9 @@ def install(waits: Waits, goes_on: Callable[[int], object]) -> None:
 
 
 def _reads_stdin() -> bool:
-    """Whether `sys.stdin` is descriptor 0, or another one for the same pipe: torch's breakpoint opens it again."""
+    """Whether `sys.stdin` is descriptor 0, or another one for the same pipe: torch's breakpoint
+    opens it again.
+    """
     try:
         return os.path.samestat(os.fstat(sys.stdin.fileno()), os.fstat(0))
     except (AttributeError, OSError, ValueError):
@@ -48,9 +54,11 @@ def _reads_stdin() -> bool:
 
 
 def place(frame: FrameType | None) -> tuple[str, int]:
-    """Return file and line of the innermost frame outside of libraries, starting at this one; "" and 0 for none.
+    """Return file and line of the innermost frame outside of libraries, starting at this one; ""
+    and 0 for none.
 
-    A debugger reads its lines in a method of its own: instead of that frame counts the one at which its user looks.
+    A debugger reads its lines in a method of its own: instead of that frame counts the one at which
+    its user looks.
     """
     debugger = frame.f_locals.get("self") if frame else None
     seen = getattr(debugger, "curframe", None)

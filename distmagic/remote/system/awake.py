@@ -1,4 +1,5 @@
-"""Whether a rank's main thread runs Python code: while it is blocked in C code, a request to end has no effect.
+"""Whether a rank's main thread runs Python code: while it is blocked in C code, a request to end
+has no effect.
 
 a rank   --answer-->           a handler, which Python calls between two bytecode instructions of the main thread
 agent    --SIGNAL-->           the handler makes a file, next to the agent's sockets
@@ -17,7 +18,9 @@ SIGNAL = signal.SIGRTMAX - 4
 
 
 def answer(run_dir: Path) -> None:
-    """Make this process answer `SIGNAL`, and handle interrupts as Python does even if its parent ignored them."""
+    """Make this process answer `SIGNAL`, and handle interrupts as Python does even if its parent
+    ignored them.
+    """
     file = _file_of(run_dir, os.getpid())
 
     def make(*_: object) -> None:

@@ -1,4 +1,6 @@
-"""Finds code that Python runs at its start because of PYTHONPATH: `sitecustomize` and `usercustomize`."""
+"""Finds code that Python runs at its start because of PYTHONPATH: `sitecustomize` and
+`usercustomize`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ _NAMES = ("sitecustomize", "usercustomize")
 
 
 def customizing_file(env: Mapping[str, str]) -> str:
-    """Return the first such file that a Python with these variables finds on PYTHONPATH, "" for none.
+    """Return the first such file that a Python with these variables finds on PYTHONPATH, "" for
+    none.
 
     A forked process does not run it again, so it would not see the variables of any rank.
     """

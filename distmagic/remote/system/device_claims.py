@@ -3,12 +3,12 @@
     distmagic-device-KEY                     a job has the device: only one socket can have this name
     distmagic-claim-KEY-SINCE-UID-JOB        this job of user UID has it since SINCE nanoseconds after boot
 
-The names are in the abstract namespace, which all users of a network namespace share, and /proc/net/unix lists them. No
-process can connect to them. A name disappears with the last process that has its socket, so a killed job leaves
-nothing.
+The names are in the abstract namespace, which all users of a network namespace share, and
+/proc/net/unix lists them. No process can connect to them. A name disappears with the last process
+that has its socket, so a killed job leaves nothing.
 
-A job gets all its devices of the host at once, or none. So no job waits for a device while it has another one on the
-same host.
+A job gets all its devices of the host at once, or none. So no job waits for a device while it has
+another one on the same host.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Claim:
 
 
 def parse(listing: str) -> tuple[Claim, ...]:
-    """Return the claims in the text of /proc/net/unix, oldest first. Other names are left out. Pure."""
+    """Return the claims in the text of /proc/net/unix, oldest first.
+
+    Other names are left out. Pure.
+    """
     claims = []
     for line in listing.splitlines():
         name = line.rpartition("@")[2]
@@ -76,7 +79,8 @@ class DeviceClaims:
         return tuple(one.fileno() for one in self._sockets)
 
     def take(self, job: str, devices: tuple[str, ...]) -> tuple[DeviceClaim, ...]:
-        """Reserve all these devices for a job, or none; return the claims of the jobs that have some of them.
+        """Reserve all these devices for a job, or none; return the claims of the jobs that have
+        some of them.
 
         An empty result means that the job has them now. Raises OSError and ValueError.
         """
@@ -117,10 +121,11 @@ class DeviceClaims:
 
 
 def device_key(device: str, uuids: Sequence[str] = ()) -> str:
-    """Return a short key of a device for names of sockets: a number unchanged, any other word hashed.
+    """Return a short key of a device for names of sockets: a number unchanged, any other word
+    hashed.
 
-    `uuids` are those of the host's GPUs, by number. A GPU with a UUID has one key under all its names, even if each
-    container or allocation numbers its own GPUs from 0. Pure.
+    `uuids` are those of the host's GPUs, by number. A GPU with a UUID has one key under all its
+    names, even if each container or allocation numbers its own GPUs from 0. Pure.
     """
     fits = [uuid for uuid in uuids if uuid.startswith(device)]
     if device.isdecimal():

@@ -1,6 +1,7 @@
 """Explains exit codes in words.
 
-Codes are those of `subprocess`: negative for a signal. Codes from 129 to 159 are signals too, as a shell reports them.
+Codes are those of `subprocess`: negative for a signal. Codes from 129 to 159 are signals too, as a
+shell reports them.
 """
 
 from __future__ import annotations

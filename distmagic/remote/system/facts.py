@@ -1,4 +1,6 @@
-"""Gathers the facts about a host for a plan, in some milliseconds, without importing torch or using a device."""
+"""Gathers the facts about a host for a plan, in some milliseconds, without importing torch or using
+a device.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,16 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
 
 
 def torch_version() -> str | None:
-    """Return the version of the torch that this interpreter would import, read from its files; None without torch."""
+    """Return the version of the torch that this interpreter would import, read from its files; None
+    without torch.
+    """
     return of_torch("__version__", "unknown")
 
 
 def of_torch(name: str, unknown: str) -> str | None:
-    """Return the value of a name in torch's `version.py`, `unknown` if it is missing; None without torch."""
+    """Return the value of a name in torch's `version.py`, `unknown` if it is missing; None without
+    torch.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
@@ -67,7 +73,10 @@ def of_torch(name: str, unknown: str) -> str | None:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that a rank could use. NVML counts NVIDIA's, the kernel's topology counts AMD's."""
+    """Return the number of GPUs that a rank could use.
+
+    NVML counts NVIDIA's, the kernel's topology counts AMD's.
+    """
     found = _count_nvidia()
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not found:
@@ -81,8 +90,8 @@ def count_gpus() -> int:
 def visible(found: int, mask: str | None) -> int:
     """Return how many of `found` devices a mask like CUDA_VISIBLE_DEVICES leaves. None is no mask.
 
-    As in CUDA, the list ends at the first invalid entry, such as "-1" or "NoDevFiles". A list that names a device twice
-    leaves none. A process sees at most one MIG instance of a GPU.
+    As in CUDA, the list ends at the first invalid entry, such as "-1" or "NoDevFiles". A list that
+    names a device twice leaves none. A process sees at most one MIG instance of a GPU.
     """
     if mask is None:
         return found
@@ -105,8 +114,8 @@ def visible(found: int, mask: str | None) -> int:
 def nvidia_uuids() -> tuple[str, ...]:
     """Return the UUIDs of NVIDIA's GPUs, in the order of NVML's indices; () for none.
 
-    A GPU has the same UUID in all containers and allocations of this machine. The index replaces a UUID that can't be
-    read.
+    A GPU has the same UUID in all containers and allocations of this machine. The index replaces a
+    UUID that can't be read.
     """
     with open_nvml() as nvml:
         found = []
@@ -155,7 +164,8 @@ def count_nvml(nvml: Any) -> int:
 def _count_amd() -> int:
     count = 0
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        # A container sees devices that it may not use, and can't read their properties. A CPU has no simd.
+        # A container sees devices that it may not use, and can't read their properties. A CPU has
+        # no simd.
         with suppress(OSError):
             if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
                 count += 1
@@ -163,11 +173,13 @@ def _count_amd() -> int:
 
 
 def route(peer: str) -> tuple[str, str]:
-    """Return this host's own address on the route to `peer`, and the network interface that has the address.
+    """Return this host's own address on the route to `peer`, and the network interface that has the
+    address.
 
-    Without a `peer` ("") the address is the one to which the SSH client has connected. If that is a loopback address or
-    no longer exists, the address is the one towards DISTMAGIC_CLIENT, such as a scheduler's log-in node. The interface
-    is "" if there is none, and on systems other than Linux. Raises OSError if no route leads to `peer`.
+    Without a `peer` ("") the address is the one to which the SSH client has connected. If that is a
+    loopback address or no longer exists, the address is the one towards DISTMAGIC_CLIENT, such as a
+    scheduler's log-in node. The interface is "" if there is none, and on systems other than Linux.
+    Raises OSError if no route leads to `peer`.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
@@ -180,7 +192,8 @@ def _address_of_contact() -> str:
     interface = interface_of(dialled)
     if interface and interface != _LOOPBACK:
         return dialled
-    # For a scheduler's node, the address of the log-in node; for a host behind a forwarded port, an address outside.
+    # For a scheduler's node, the address of the log-in node; for a host behind a forwarded port, an
+    # address outside.
     client = os.environ.get("DISTMAGIC_CLIENT", "")
     if client:
         with suppress(OSError):
@@ -221,10 +234,12 @@ def free_port(address: str) -> int:
 
 
 def reserve_port(address: str) -> tuple[int, socket.socket]:
-    """Return a free port that no other distmagic run on this host uses, and a socket that reserves it while it is open.
+    """Return a free port that no other distmagic run on this host uses, and a socket that reserves
+    it while it is open.
 
-    torchrun binds the port only later. Until then its number is reserved by a name in the abstract namespace of unix
-    sockets, which all users of a network namespace share. No process can connect to it. Raises OSError as `free_port`.
+    torchrun binds the port only later. Until then its number is reserved by a name in the abstract
+    namespace of unix sockets, which all users of a network namespace share. No process can connect
+    to it. Raises OSError as `free_port`.
     """
     for _ in range(_TRIES):
         port = free_port(address)
@@ -255,7 +270,9 @@ _IfAddrs._fields_ = (  # the start of struct ifaddrs, getifaddrs(3)
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has `address`; "" if there is none, and on systems other than Linux."""
+    """Return the interface that has `address`; "" if there is none, and on systems other than
+    Linux.
+    """
     if not address or not sys.platform.startswith("linux"):
         return ""
     libc = ctypes.CDLL(None)

@@ -22,7 +22,10 @@ GpuTable = dict[str, protocol.Gpu]  # by index and by UUID
 
 
 def looks(mask: str | None) -> Iterator[protocol.Hardware]:
-    """Yield the load of this host every two seconds. `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs."""
+    """Yield the load of this host every two seconds.
+
+    `mask` is CUDA_VISIBLE_DEVICES, None for all GPUs.
+    """
     before = counters()
     for gpus in rounds():
         now = counters()
@@ -78,7 +81,9 @@ def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
 
 
 def counters() -> tuple[float, ...]:
-    """Return counters since boot: the time; the ticks of all CPUs, and the idle ones; bytes received, and sent."""
+    """Return counters since boot: the time; the ticks of all CPUs, and the idle ones; bytes
+    received, and sent.
+    """
     ticks = [int(word) for word in text_of(Path("/proc/stat")).split()[1:9]] or [0] * 8
     received = sent = 0
     for line in text_of(Path("/proc/net/dev")).splitlines()[2:]:

@@ -1,8 +1,9 @@
 """Whether a process survives the end of its SSH session: some hosts kill all processes at log-out.
 
-systemd kills them if logind.conf(5) is set that way (KillUserProcesses, KillOnlyUsers, KillExcludeUsers). It spares
-processes under the user's own manager, which stays if lingering is enabled for the user (loginctl(1)). Slurm's
-pam_slurm_adopt puts every session into the "extern" step of a job, and ends it with that job.
+systemd kills them if logind.conf(5) is set that way (KillUserProcesses, KillOnlyUsers,
+KillExcludeUsers). It spares processes under the user's own manager, which stays if lingering is
+enabled for the user (loginctl(1)). Slurm's pam_slurm_adopt puts every session into the "extern"
+step of a job, and ends it with that job.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
-# Since systemd 253, by default, a scope ends completely when memory runs out and the kernel kills one of its processes.
+# Since systemd 253, by default, a scope ends completely when memory runs out and the kernel kills
+# one of its processes.
 _SCOPES = ((*_RUN, "-p", "OOMPolicy=continue", "--"), (*_RUN, "--"))
 _LOGIND = ("busctl", "--system", "get-property", "org.freedesktop.login1")
 _TIMEOUT_S = 5.0
@@ -26,8 +28,9 @@ _TIMEOUT_S = 5.0
 class LogInSession:
     """The log-in session of this process.
 
-    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at log-out. `lingers`: the
-    user's manager stays. `scope` is the command that starts a scope under that manager, () if none works.
+    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at
+    log-out. `lingers`: the user's manager stays. `scope` is the command that starts a scope under
+    that manager, () if none works.
     """
 
     cgroup: str
@@ -118,10 +121,11 @@ def _look() -> LogInSession:
 
 @functools.cache
 def _kills() -> bool:
-    """Whether logind ends this user's processes at log-out, by the rules of `manager_shall_kill` in its logind-core.c.
+    """Whether logind ends this user's processes at log-out, by the rules of `manager_shall_kill` in
+    its logind-core.c.
 
-    busctl prints three properties, one per line: `b true`, and lists as `as 2 "ann" "bob"`. An empty list of excluded
-    users means that root is excluded.
+    busctl prints three properties, one per line: `b true`, and lists as `as 2 "ann" "bob"`. An
+    empty list of excluded users means that root is excluded.
     """
     names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
     answer = _output(

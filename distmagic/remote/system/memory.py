@@ -1,8 +1,9 @@
-"""Whether the kernel killed a process because memory ran out, and whose memory: the machine's or a cgroup's.
+"""Whether the kernel killed a process because memory ran out, and whose memory: the machine's or a
+cgroup's.
 
-Its parent only sees a SIGKILL. The kernel counts its kills, for each memory cgroup and for the machine. A counter that
-has increased since the start of the process proves the reason. The kernel's log also names the process, but on most
-systems users may not read it.
+Its parent only sees a SIGKILL. The kernel counts its kills, for each memory cgroup and for the
+machine. A counter that has increased since the start of the process proves the reason. The kernel's
+log also names the process, but on most systems users may not read it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ _UNLIMITED = 1 << 60
 
 
 class Watch:
-    """Explains a SIGKILL by the kernel's counters that have increased since this object was made."""
+    """Explains a SIGKILL by the kernel's counters that have increased since this object was
+    made.
+    """
 
     def __init__(self) -> None:
         self._before = _count_of_host()
 
     def why(self, cgroup: Cgroup) -> str:
-        """Return why the kernel killed a process of a cgroup; "" if nothing shows that memory ran out."""
+        """Return why the kernel killed a process of a cgroup; "" if nothing shows that memory ran
+        out.
+        """
         if cgroup.has_killed():
             limit = cgroup.limit_bytes
             of_limit = f" of {limit / 1e9:.1f} GB" if limit else ""
@@ -60,7 +65,8 @@ class Cgroup:
 
 
 def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]]:
-    """Return the file that counts kills, and the files with the limits of the cgroup and its parents.
+    """Return the file that counts kills, and the files with the limits of the cgroup and its
+    parents.
 
     `table` is the text of /proc/PID/cgroup. Return (None, ()) if it names no memory cgroup.
     """

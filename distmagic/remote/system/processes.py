@@ -1,8 +1,9 @@
 """Finds, waits for, signals and ends processes of a job, by /proc. Linux only.
 
-A process is identified by its pid and its start time, so that no signal reaches a later process with the same pid.
-Every process of a job has two marks: `DISTMAGIC_JOB` in its environment, and a resource limit whose value encodes the
-job. By either mark `sweep` finds processes that a killed agent has left, including daemons without variables.
+A process is identified by its pid and its start time, so that no signal reaches a later process
+with the same pid. Every process of a job has two marks: `DISTMAGIC_JOB` in its environment, and a
+resource limit whose value encodes the job. By either mark `sweep` finds processes that a killed
+agent has left, including daemons without variables.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "DISTMAGIC_JOB"
-# The limit of file locks, which Linux has not enforced since version 2.4; children inherit it, whatever else they
-# change.
+# The limit of file locks, which Linux has not enforced since version 2.4; children inherit it,
+# whatever else they change.
 _RLIMIT_LOCKS = 10
 _LIMIT_OF_LOCKS = b"Max file locks "  # a line of /proc/PID/limits
 _PR_SET_PDEATHSIG = 1
@@ -33,8 +34,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 class ProcessInfo:
     """A process, read from /proc/PID/stat.
 
-    `parent` is a pid, `started` is in clock ticks since boot, `state` is the letter of ps(1). `exit_status` is a status
-    of waitpid(2), 0 for a process that has not ended.
+    `parent` is a pid, `started` is in clock ticks since boot, `state` is the letter of ps(1).
+    `exit_status` is a status of waitpid(2), 0 for a process that has not ended.
     """
 
     pid: int
@@ -70,7 +71,9 @@ def become_subreaper(*, yes: bool = True) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends. `parent` is the pid that the starter has passed.
+    """Make the kernel kill this process when its parent ends.
+
+    `parent` is the pid that the starter has passed.
 
     A new process can't determine it safely: its starter may have ended by then.
     """
@@ -147,7 +150,10 @@ def descendants(
 
 
 def send(process: ProcessInfo, number: int) -> None:
-    """Send a signal to this process. Does nothing if it has ended, even if its pid is in use again."""
+    """Send a signal to this process.
+
+    Does nothing if it has ended, even if its pid is in use again.
+    """
     now = read(process.pid)
     if now is not None and now.started == process.started:
         try:
@@ -157,7 +163,10 @@ def send(process: ProcessInfo, number: int) -> None:
 
 
 def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Wait until this process has ended. It need not be a child. Return False if it survives `timeout_s`."""
+    """Wait until this process has ended.
+
+    It need not be a child. Return False if it survives `timeout_s`.
+    """
     end = time.monotonic() + timeout_s
     pidfd = open_pidfd(process.pid)
     try:
@@ -178,7 +187,9 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when this process ends; -1 if the system has none."""
+    """Return a descriptor that becomes readable when this process ends; -1 if the system has
+    none.
+    """
     # It has ended; or this kernel (before 5.3) or this Python lacks the call.
     try:
         return os.pidfd_open(pid)
@@ -222,7 +233,9 @@ def marked(job: str, spared: Sequence[ProcessInfo] = ()) -> tuple[ProcessInfo, .
 
 
 def mark_by_limit(job: str) -> None:
-    """Give this process and its future children the job's mark that no change of variables removes."""
+    """Give this process and its future children the job's mark that no change of variables
+    removes.
+    """
     with suppress(OSError, ValueError):  # the user's own limit is lower
         hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
         resource.setrlimit(_RLIMIT_LOCKS, (_limit_of(job), hard))
@@ -254,7 +267,9 @@ def command(role: str) -> tuple[str, str, str, str]:
 
 
 def is_agent(process: ProcessInfo) -> bool:
-    """Whether a process is an agent, by its command line: as it was started, or as process_title.py rewrote it."""
+    """Whether a process is an agent, by its command line: as it was started, or as process_title.py
+    rewrote it.
+    """
     try:
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -296,7 +311,10 @@ def _ancestors() -> set[int]:
 def sweep(
     job: str, timeout_s: float = 5.0, spared: Sequence[ProcessInfo] = ()
 ) -> tuple[ProcessInfo, ...]:
-    """Kill the processes that `marked` finds, until none is left. Return those that survive `timeout_s`."""
+    """Kill the processes that `marked` finds, until none is left.
+
+    Return those that survive `timeout_s`.
+    """
     end = time.monotonic() + timeout_s
     while left := marked(job, spared):
         if time.monotonic() > end:

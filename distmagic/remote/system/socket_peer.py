@@ -10,7 +10,9 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred of unix(7): pid, uid, gid
 
 
 def is_ours(conn: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user: the one that connected, or the one that listened."""
+    """Whether the process at the other end belongs to this user: the one that connected, or the one
+    that listened.
+    """
     try:
         found = conn.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size

@@ -1,4 +1,6 @@
-"""Starts all threads of this process, except those of pools. They are daemons, and named by their task.
+"""Starts all threads of this process, except those of pools.
+
+They are daemons, and named by their task.
 
 What ends each of them:
 
@@ -37,7 +39,10 @@ from collections.abc import Callable
 def begin(
     name: str, act: Callable[..., object], *arguments: object
 ) -> threading.Thread:
-    """Run a function on a new thread. Raises RuntimeError if the system allows no further thread."""
+    """Run a function on a new thread.
+
+    Raises RuntimeError if the system allows no further thread.
+    """
     thread = threading.Thread(
         target=act, args=arguments, name=f"distmagic-{name}", daemon=True
     )

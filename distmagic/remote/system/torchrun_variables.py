@@ -1,4 +1,7 @@
-"""The variables that torchrun sets for every rank. A rank's parent must not pass on values of another job."""
+"""The variables that torchrun sets for every rank.
+
+A rank's parent must not pass on values of another job.
+"""
 
 TORCHRUN_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",

@@ -1,6 +1,8 @@
-"""Watches torch in a rank: its process groups and its training steps, from inside the user's process.
+"""Watches torch in a rank: its process groups and its training steps, from inside the user's
+process.
 
-The package imports torch only after the user's code has, and sends nothing to the agent. Read in this order:
+The package imports torch only after the user's code has, and sends nothing to the agent. Read in
+this order:
 
     import_hooks.py  changes a library's module when it is imported
     steps.py       counts steps, and makes all ranks stop after the same step

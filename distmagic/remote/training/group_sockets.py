@@ -1,6 +1,8 @@
-"""Finds TCP connections of this process and shuts them down, in order to break a call that waits for other ranks.
+"""Finds TCP connections of this process and shuts them down, in order to break a call that waits
+for other ranks.
 
-No signal interrupts a call of gloo. If another thread shuts down the connections of its group, the call fails at once.
+No signal interrupts a call of gloo. If another thread shuts down the connections of its group, the
+call fails at once.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ def current() -> Sockets:
 def shut(sockets: Sockets, store_port: int = 0) -> None:
     """Shut down those of these TCP connections that still exist.
 
-    Listening sockets and connections accepted at `store_port` are left open: gloo ends the process without its
-    listener, and other ranks need the store.
+    Listening sockets and connections accepted at `store_port` are left open: gloo ends the process
+    without its listener, and other ranks need the store.
     """
     there = current()
     for fd, target in sockets.items():
         if there.get(fd) != target:
             continue
         try:
-            # A separate descriptor: another thread may close the original, and a new file get its number.
+            # A separate descriptor: another thread may close the original, and a new file get its
+            # number.
             with socket.socket(fileno=os.dup(fd)) as ours:
                 if os.readlink(f"{_FOLDER}/{ours.fileno()}") != target:
                     continue

@@ -1,24 +1,27 @@
-"""Records the process groups of this rank: how they were made, and whether they were used; breaks them and makes them
-again.
+"""Records the process groups of this rank: how they were made, and whether they were used; breaks
+them and makes them again.
 
-If a rank was in no group, it worked alone. A process group counts its operations: gloo all of them, NCCL its
-collectives. That count is lost with the group. So torch's functions that end groups are wrapped to read the counts
-first; remaining groups are read at the end of the rank. This does not import torch: nothing is replaced before the
-user's code has imported it.
+If a rank was in no group, it worked alone. A process group counts its operations: gloo all of them,
+NCCL its collectives. That count is lost with the group. So torch's functions that end groups are
+wrapped to read the counts first; remaining groups are read at the end of the rank. This does not
+import torch: nothing is replaced before the user's code has imported it.
 
-A gloo group that a model under DistributedDataParallel holds is kept alive after its end, until the model is gone.
-Otherwise the model has the last reference. When the function returns, the model then waits for gloo's threads without
-releasing the GIL. Such a thread may wait for the GIL to free its last tensor. This deadlock was seen with torch 2.13 on
-busy machines, in up to 1 of 10 pairs of ranks. If a Python object has the last reference, torch releases the GIL first.
+A gloo group that a model under DistributedDataParallel holds is kept alive after its end, until the
+model is gone. Otherwise the model has the last reference. When the function returns, the model then
+waits for gloo's threads without releasing the GIL. Such a thread may wait for the GIL to free its
+last tensor. This deadlock was seen with torch 2.13 on busy machines, in up to 1 of 10 pairs of
+ranks. If a Python object has the last reference, torch releases the GIL first.
 
-A second `init_process_group` of a job would find the old addresses of ranks under the same keys of the same store. gloo
-would connect to ranks that are gone. So every one except the first uses its own key prefix in that store: `again/1`. On
-ranks that stay, the prefix has the number of the cell. A rank whose cell ended before its `init_process_group` thus
-still uses the same prefixes as the others.
+A second `init_process_group` of a job would find the old addresses of ranks under the same keys of
+the same store. gloo would connect to ranks that are gone. So every one except the first uses its
+own key prefix in that store: `again/1`. On ranks that stay, the prefix has the number of the cell.
+A rank whose cell ended before its `init_process_group` thus still uses the same prefixes as the
+others.
 
-Breaking a group ends a call that waits for other ranks. gloo's connections, which are the sockets that appear while a
-group is made, are shut down. NCCL's communicators are aborted, all together. Afterwards no group is usable, and all are
-made again. While a group is being made, ranks wait for each other at the store: then that connection is shut down.
+Breaking a group ends a call that waits for other ranks. gloo's connections, which are the sockets
+that appear while a group is made, are shut down. NCCL's communicators are aborted, all together.
+Afterwards no group is usable, and all are made again. While a group is being made, ranks wait for
+each other at the store: then that connection is shut down.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ _HOLDERS = (
 
 
 class _Notes:
-    """What is recorded so far, the groups that are kept, and torchrun's variables; empty in a forked child."""
+    """What is recorded so far, the groups that are kept, and torchrun's variables; empty in a
+    forked child.
+    """
 
     use: GroupUse = "none"
     given: dict[str, str] = {}  # noqa: RUF012 - a new one for each rank
@@ -87,10 +92,12 @@ def install(
     begins: Callable[[ModuleType], None] | None = None,
     ends: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start to record the process groups of this rank. Call it while `os.environ` still has torchrun's variables.
+    """Start to record the process groups of this rank.
 
-    `begins` is called once, before the first `init_process_group`, with torch's module `distributed_c10d`. `ends` is
-    called each time before groups are destroyed or aborted.
+    Call it while `os.environ` still has torchrun's variables.
+
+    `begins` is called once, before the first `init_process_group`, with torch's module
+    `distributed_c10d`. `ends` is called each time before groups are destroyed or aborted.
     """
     _notes.given = dict(os.environ)
     _notes.begins, _notes.ends = begins, ends
@@ -112,18 +119,22 @@ def let_go() -> None:
 
 
 def begin_cell(number: int) -> None:
-    """Record that this rank starts the cell `number`, and count its calls of `init_process_group` from 0 again.
+    """Record that this rank starts the cell `number`, and count its calls of `init_process_group`
+    from 0 again.
 
-    Both numbers are in the key prefix of a group. So all ranks must pass the same number, and make the same calls.
+    Both numbers are in the key prefix of a group. So all ranks must pass the same number, and make
+    the same calls.
     """
-    # Reading torch's records of each call would slow cells down. torch reads this at its first call.
+    # Reading torch's records of each call would slow cells down. torch reads this at its first
+    # call.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
     _notes.cell = number
     _notes.inits = 0
 
 
 def calls() -> tuple[GroupCalls, ...]:
-    """Return the number of this rank's calls in each of its groups, and the name of its last collective call.
+    """Return the number of this rank's calls in each of its groups, and the name of its last
+    collective call.
 
     Calls that only some ranks of a group make (`_UNMATCHED`) do not count.
     """
@@ -148,7 +159,9 @@ def is_broken() -> bool:
 
 
 def members_of_new() -> Iterable[int]:
-    """Return the ranks of the process group that this rank is making, with which it waits for the others; () for none."""
+    """Return the ranks of the process group that this rank is making, with which it waits for the
+    others; () for none.
+    """
     return _notes.members
 
 
@@ -158,7 +171,10 @@ def is_of_all(size: int) -> bool:
 
 
 def break_all() -> None:
-    """Break all groups, so that a call in which this rank waits for others fails. Called on a separate thread."""
+    """Break all groups, so that a call in which this rank waits for others fails.
+
+    Called on a separate thread.
+    """
     making = _notes.making
     c10d: Any = sys.modules.get(_C10D)
     if making is not None:
@@ -168,7 +184,8 @@ def break_all() -> None:
     if c10d is not None and c10d.is_initialized():
         _notes.is_broken = True
         group_sockets.shut(_notes.sockets)
-        # Abort all communicators of NCCL in one call: one after the other could wait for each other.
+        # Abort all communicators of NCCL in one call: one after the other could wait for each
+        # other.
         nccl = getattr(c10d, "ProcessGroupNCCL", None)
         backends: list[Any] = []
         for group in list(c10d._world.pg_map):  # noqa: SLF001
@@ -183,7 +200,9 @@ def break_all() -> None:
 
 
 def make_anew() -> None:
-    """Make the default group again, with the arguments of the last `init_process_group`. All other groups are gone.
+    """Make the default group again, with the arguments of the last `init_process_group`.
+
+    All other groups are gone.
 
     All ranks call this at the same time, in one cell. Without an earlier group it does nothing.
     """
@@ -199,7 +218,9 @@ def make_anew() -> None:
 
 
 def holders(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names whose values hold groups, with their classes, such as `model (DistributedDataParallel)`."""
+    """Return the names whose values hold groups, with their classes, such as `model
+    (DistributedDataParallel)`.
+    """
     kinds = []
     for module, kind in _HOLDERS:
         found = getattr(sys.modules.get(module), kind, None)
@@ -369,7 +390,9 @@ def _last_calls() -> dict[str, str]:
 
 
 def _look(c10d: Any) -> None:
-    """Record whether this rank has a process group, and whether a group of several ranks was used."""
+    """Record whether this rank has a process group, and whether a group of several ranks was
+    used.
+    """
     if c10d is None or _notes.use == "used":
         return
     try:
@@ -406,7 +429,9 @@ def _is_gloo(group: Any) -> bool:
 
 
 def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the groups that models under DistributedDataParallel hold, each next to its reducer."""
+    """Return the groups that models under DistributedDataParallel hold, each next to its
+    reducer.
+    """
     if not groups:
         return ()
     model = getattr(sys.modules.get(_PARALLEL), "DistributedDataParallel", ())
@@ -420,7 +445,9 @@ def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _leave_to_parent() -> None:
-    """Never release the groups in a forked child: that would wait for threads which only the parent has."""
+    """Never release the groups in a forked child: that would wait for threads which only the parent
+    has.
+    """
     _notes.given.clear()  # the child is no rank
     _notes.begins = None
     if not _notes.kept:
@@ -433,5 +460,8 @@ def _leave_to_parent() -> None:
 
 
 def _number(group: Any) -> int:
-    """Return the number of calls in a group. Raises RuntimeError for a backend that does not count."""
+    """Return the number of calls in a group.
+
+    Raises RuntimeError for a backend that does not count.
+    """
     return sum(one._get_sequence_number_for_group() for one in _backends(group))  # noqa: SLF001

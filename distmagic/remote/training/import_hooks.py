@@ -1,4 +1,6 @@
-"""Patches a module of a library when the user's code imports it: a rank that does not use it loses no time."""
+"""Patches a module of a library when the user's code imports it: a rank that does not use it loses
+no time.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
-    """Replace a function of a class or a module by `ours`, which is called with the original function and its
-    arguments.
+    """Replace a function of a class or a module by `ours`, which is called with the original
+    function and its arguments.
 
     `others` are patched too if they have the same function under this name.
     """

@@ -1,4 +1,6 @@
-"""What a rank has under its names, in words: types, shapes, devices, bytes, and the memory of its GPU."""
+"""What a rank has under its names, in words: types, shapes, devices, bytes, and the memory of its
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _LONGEST = 80  # characters of a text
 class Inventory:
     """What one rank has: for each name a text and its bytes in tensors, the largest first.
 
-    `gpu` are the bytes that torch has allocated and reserved, and the total of the current GPU; None without one.
+    `gpu` are the bytes that torch has allocated and reserved, and the total of the current GPU;
+    None without one.
     """
 
     names: tuple[tuple[str, str, int], ...]
@@ -24,7 +27,10 @@ class Inventory:
 
 
 def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
-    """Return the inventory of these names of a namespace. It calls no code of their classes but what torch's has."""
+    """Return the inventory of these names of a namespace.
+
+    It calls no code of their classes but what torch's has.
+    """
     torch = sys.modules.get("torch")
     found = []
     for name in names:

@@ -1,6 +1,8 @@
-"""Adds up how long a rank loads models: `torch.load`, `from_pretrained` of transformers, and files of safetensors.
+"""Adds up how long a rank loads models: `torch.load`, `from_pretrained` of transformers, and files
+of safetensors.
 
-A function that is called by another one of these counts as part of it, and only the thread that began counts.
+A function that is called by another one of these counts as part of it, and only the thread that
+began counts.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Loading:
 
     @property
     def what(self) -> str:
-        """The name of what took longest to load; "" if loading took a small part of the time since the beginning."""
+        """The name of what took longest to load; "" if loading took a small part of the time since
+        the beginning.
+        """
         share = self.total_s / max(time.monotonic() - self._began_s, self.total_s, 1e-9)
         is_worth_it = self.total_s > _WORTH_S and share > _WORTH_SHARE
         return self._what if is_worth_it else ""

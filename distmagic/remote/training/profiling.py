@@ -31,7 +31,9 @@ class Profiling:
         self._profiler: Any = None
 
     def look(self) -> None:
-        """Start a requested profile, or continue it; a step without one only checks a file's date."""
+        """Start a requested profile, or continue it; a step without one only checks a file's
+        date.
+        """
         if self._profiler is not None:
             self._steps_left -= 1
             if self._steps_left == 0:
@@ -97,7 +99,9 @@ def ask(run_dir: Path, profile: str, steps: int) -> None:
 
 
 def found(run_dir: Path, folder: Path, profile: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of a profile's traces in a node's folder, and the number of live ranks without one."""
+    """Return the names of a profile's traces in a node's folder, and the number of live ranks
+    without one.
+    """
     names = sorted(path.name for path in folder.glob(f"rank*.{profile}.json.gz"))
     have = {name.split(".")[1] for name in names}
     pids = [path.name.partition("-")[2] for path in run_dir.glob("stacks-*")]

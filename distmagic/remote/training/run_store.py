@@ -1,4 +1,6 @@
-"""Makes the ranks of a run meet at its own store, whatever address the program names, with a prefix per group."""
+"""Makes the ranks of a run meet at its own store, whatever address the program names, with a prefix
+per group.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ def rendezvous(
     world_size: int = -1,
     **more: Any,
 ) -> Iterator[Any]:
-    """Replace torch's `rendezvous` (`original`): use the store of the run if the program names another one for all
-    ranks.
+    """Replace torch's `rendezvous` (`original`): use the store of the run if the program names
+    another one for all ranks.
 
-    `given` are torchrun's variables. The keys of a group of all ranks start with `next_prefix`, unless that is "".
+    `given` are torchrun's variables. The keys of a group of all ranks start with `next_prefix`,
+    unless that is "".
     """
     if _is_elsewhere(given, url, rank, world_size):
         place = {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT")}

@@ -1,17 +1,17 @@
 """Counts the steps of this rank, and makes all ranks of a run stop after the same step.
 
 If all ranks were interrupted at one moment, some would be in one step and some in the next. Under
-DistributedDataParallel that leaves most models unusable: gradients of one step are averaged with those of another. So
-ranks agree:
+DistributedDataParallel that leaves most models unusable: gradients of one step are averaged with
+those of another. So ranks agree:
 
     ask       each rank reports its number of steps, and waits after its next one
     stop_at   it continues to the common step, and raises KeyboardInterrupt after it
 
-No rank passes the step after its count before it has an answer. So no rank has passed the highest count of all plus
-one. A rank that gets no answer continues after a time limit.
+No rank passes the step after its count before it has an answer. So no rank has passed the highest
+count of all plus one. A rank that gets no answer continues after a time limit.
 
-A step is the end of an optimizer's `step`; without optimizers, of an iteration of `track` or of a bar of tqdm. Steps
-inside a backward pass, on another thread, and in compiled code are not counted.
+A step is the end of an optimizer's `step`; without optimizers, of an iteration of `track` or of a
+bar of tqdm. Steps inside a backward pass, on another thread, and in compiled code are not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _OPTIMIZER = "torch.optim.optimizer"
 
 
 class _Counting:
-    """The counts and the request in this process. `thread` is the counted thread, 0 outside a run."""
+    """The counts and the request in this process.
+
+    `thread` is the counted thread, 0 outside a run.
+    """
 
     def __init__(self) -> None:
         self.thread = 0
@@ -55,7 +58,10 @@ _counting = _Counting()
 
 
 def install(after_each: Callable[[], object] | None = None) -> None:
-    """Count the calling thread's steps from now on. `after_each` is called after each step of an optimizer."""
+    """Count the calling thread's steps from now on.
+
+    `after_each` is called after each step of an optimizer.
+    """
     _counting.thread = threading.get_ident()
     _counting.after_each = after_each or _counting.after_each
     if not _counting.is_installed:
@@ -71,7 +77,8 @@ def begin() -> None:
 
 
 def ask(patience_s: float = PATIENCE_S) -> dict[str, Any]:
-    """Return the counts so far, and make this rank wait after its next step, until an answer or for `patience_s`.
+    """Return the counts so far, and make this rank wait after its next step, until an answer or for
+    `patience_s`.
 
     The counts are fields of a `StepCount`.
     """
@@ -156,7 +163,9 @@ def _is_inner(hook: FrameType | None) -> bool:
 
 
 def _wait(kind: str) -> None:
-    """Wait for an answer; raise KeyboardInterrupt if this is the step to stop at, or a later one."""
+    """Wait for an answer; raise KeyboardInterrupt if this is the step to stop at, or a later
+    one.
+    """
     with _counting.news:
         while _counting.is_asked and _counting.stop is None:
             left_s = _counting.until_s - time.monotonic()

@@ -1,7 +1,8 @@
 """Values in files: sends a function to the ranks, and its return value back.
 
-Tensors and arrays are written directly from memory, and memory-mapped when they are loaded. The modules do not use
-hosts or jobs. They import cloudpickle, torch and numpy only if a value needs them.
+Tensors and arrays are written directly from memory, and memory-mapped when they are loaded. The
+modules do not use hosts or jobs. They import cloudpickle, torch and numpy only if a value needs
+them.
 
 Read in this order:
     parcel        one value in one file: `dump` and `load`

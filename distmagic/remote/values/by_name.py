@@ -1,12 +1,13 @@
-"""Sends names of the notebook that the call's code does not use directly, for code that looks up names as text.
+"""Sends names of the notebook that the call's code does not use directly, for code that looks up
+names as text.
 
-`globals()["Large"]`, `eval`, string annotations, `Base.__subclasses__()` and a pickle in a file need functions,
-classes, modules and constants that no code names. Each of them is pickled and sent separately, if it is small. A
-tensor, a model or any other object is only sent if code names it.
+`globals()["Large"]`, `eval`, string annotations, `Base.__subclasses__()` and a pickle in a file
+need functions, classes, modules and constants that no code names. Each of them is pickled and sent
+separately, if it is small. A tensor, a model or any other object is only sent if code names it.
 
-On a rank, those that strings in the call's code name are loaded at once. So are those that need only the call's modules
-and Python's own. The others are loaded when they are looked up in `__main__`, because their modules may take seconds to
-import.
+On a rank, those that strings in the call's code name are loaded at once. So are those that need
+only the call's modules and Python's own. The others are loaded when they are looked up in
+`__main__`, because their modules may take seconds to import.
 """
 
 from __future__ import annotations
@@ -85,12 +86,16 @@ def asides(
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's name suggests that its value is a secret: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
+    """Whether a variable's name suggests that its value is a secret: WANDB_API_KEY, HF_TOKEN,
+    DB_PASSWORD.
+    """
     return _SECRET.search(name) is not None
 
 
 def is_offered(name: str, value: object) -> bool:
-    """Whether a rank may look up a value by its name: a function, class, module, type or constant, but no secret."""
+    """Whether a rank may look up a value by its name: a function, class, module, type or constant,
+    but no secret.
+    """
     is_own = getattr(value, "__module__", None) == "__main__"
     # IPython also defines `_3` and `_i3`; `In` has the text of all cells.
     is_of_ipython = name.startswith("_") or name in _OF_IPYTHON
@@ -100,7 +105,9 @@ def is_offered(name: str, value: object) -> bool:
 
 
 def _has_secret(value: object) -> bool:
-    """Whether a class has a secret among its attributes, or a function among its defaults and closure."""
+    """Whether a class has a secret among its attributes, or a function among its defaults and
+    closure.
+    """
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, type):
         parts = vars(value).items()
@@ -139,7 +146,9 @@ def _is_constant(value: object, name: str) -> bool:
 
 
 def in_annotations(annotations: Iterable[object]) -> set[str]:
-    """Return all words that may be names in annotations that are or contain strings: `List["Net"]`."""
+    """Return all words that may be names in annotations that are or contain strings:
+    `List["Net"]`.
+    """
     texts = []
     for annotation in annotations:
         if isinstance(annotation, str):
@@ -162,7 +171,9 @@ def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
 def packages(
     modules: Iterable[str], codes: Iterable[types.CodeType] | None = None
 ) -> set[str]:
-    """Return the packages of these modules; with the code of a call also those that it imports, and Python's own."""
+    """Return the packages of these modules; with the code of a call also those that it imports, and
+    Python's own.
+    """
     names = set(modules)
     if codes is not None:
         names.update(sys.stdlib_module_names, _EVERYWHERE)
@@ -182,7 +193,9 @@ class Small(io.BytesIO):
 
 
 def without_objects(reduced: Any) -> Any:
-    """Return how to pickle a function, as `reduced` does, but without the objects among its globals."""
+    """Return how to pickle a function, as `reduced` does, but without the objects among its
+    globals.
+    """
     state, slots = reduced[2]
     kept = {}
     for name, value in slots["__globals__"].items():
@@ -203,7 +216,9 @@ def offer(
     namespace: dict[str, Any],
     load: Callable[[io.BytesIO], object],
 ) -> None:
-    """Load the values into `namespace`, the `__dict__` of `__main__`: some at once, the others when looked up."""
+    """Load the values into `namespace`, the `__dict__` of `__main__`: some at once, the others when
+    looked up.
+    """
 
     def find(name: str) -> object:
         if name not in asides:

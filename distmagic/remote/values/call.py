@@ -1,4 +1,6 @@
-"""The contents of a payload's parcel, and how a rank runs it: one call from the notebook, or a cell's whole text."""
+"""The contents of a payload's parcel, and how a rank runs it: one call from the notebook, or a
+cell's whole text.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Whole:
-    """The text of a cell that runs as a whole, as if it were a file `filename` in the working directory.
+    """The text of a cell that runs as a whole, as if it were a file `filename` in the working
+    directory.
 
     `argv` is its `sys.argv` if it runs as a script.
     """
@@ -59,10 +62,11 @@ class Stay:
 class Cell:
     """A cell for ranks that stay. Tracebacks find its lines by `filename`, as in the notebook.
 
-    `names` are values of the notebook that it uses. `texts` are the sources of the cells whose code is included, and of
-    this cell; `labels` are their display names. `is_given`: the ranks treat these names as if they had assigned them.
-    `keeps`: the value of the last expression is written to a file, whatever its size. `modules` are modules for the
-    ranks to reload. `is_users`: the user wrote it, so its exception stays for a debugger until the next such cell.
+    `names` are values of the notebook that it uses. `texts` are the sources of the cells whose code
+    is included, and of this cell; `labels` are their display names. `is_given`: the ranks treat
+    these names as if they had assigned them. `keeps`: the value of the last expression is written
+    to a file, whatever its size. `modules` are modules for the ranks to reload. `is_users`: the
+    user wrote it, so its exception stays for a debugger until the next such cell.
     """
 
     source: str
@@ -78,7 +82,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModuleText:
-    """The current text of a user's module: its Python files by their paths below `root`, its import folder."""
+    """The current text of a user's module: its Python files by their paths below `root`, its import
+    folder.
+    """
 
     name: str
     root: str
@@ -89,9 +95,10 @@ class ModuleText:
 class Script:
     """A script, or a module that is run as by `python -m`, with its arguments.
 
-    `path` is the script's path below the working directory, or the module's name. `shown` is the script as the user
-    typed it, which becomes `sys.argv[0]`; "" for its whole path. `origin` is its path on the notebook machine. `roots`
-    are directories below the working directory from which it imports, after its own.
+    `path` is the script's path below the working directory, or the module's name. `shown` is the
+    script as the user typed it, which becomes `sys.argv[0]`; "" for its whole path. `origin` is its
+    path on the notebook machine. `roots` are directories below the working directory from which it
+    imports, after its own.
     """
 
     path: str
@@ -107,7 +114,8 @@ def load(
 ) -> Call | Whole | Stay | Cell | Script:
     """Return the contents of the payload at `path`. Captured values become attributes of `main`.
 
-    `main` must already be in `sys.modules` as `__main__`. Its `__file__` is restored afterwards. Raises `ParcelError`.
+    `main` must already be in `sys.modules` as `__main__`. Its `__file__` is restored afterwards.
+    Raises `ParcelError`.
     """
     file = main.__dict__.get("__file__")
     what = parcel.load(path, main.__dict__)
@@ -121,9 +129,11 @@ def load(
 
 
 def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
-    """Run it in `main` and return its value: of the call, or of the cell's last expression (else None).
+    """Run it in `main` and return its value: of the call, or of the cell's last expression (else
+    None).
 
-    A coroutine is awaited; a whole cell may use `await` at its top level. Raises the user's exceptions.
+    A coroutine is awaited; a whole cell may use `await` at its top level. Raises the user's
+    exceptions.
     """
     if isinstance(what, Call):
         return _finished(what.thunk())
@@ -150,7 +160,9 @@ def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
 
 
 def _returning(tree: ast.Module) -> ast.Module:
-    """Store the value of the last expression, or of the last assignment to a name, under `_RESULT`."""
+    """Store the value of the last expression, or of the last assignment to a name, under
+    `_RESULT`.
+    """
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         value = last.value
@@ -166,10 +178,12 @@ def _returning(tree: ast.Module) -> ast.Module:
 def write_main(
     file: Path, *paths: str | os.PathLike[str], spare: Path | None = None
 ) -> str:
-    """Write the file for a rank's `__main__.__file__`, and return its path: in the folder `spare` if it can't be written.
+    """Write the file for a rank's `__main__.__file__`, and return its path: in the folder `spare`
+    if it can't be written.
 
-    A spawned (not forked) child process runs that file as its own `__main__`, and finds in it the definitions of the
-    payloads and cells at `paths`. The bundle and the payload's modules must be on the parent's `sys.path`.
+    A spawned (not forked) child process runs that file as its own `__main__`, and finds in it the
+    definitions of the payloads and cells at `paths`. The bundle and the payload's modules must be
+    on the parent's `sys.path`.
     """
     text = _MAIN_TEXT
     for path in paths:
@@ -185,7 +199,10 @@ def write_main(
 
 
 def defines(cell: Cell) -> frozenset[str]:
-    """Return the names and imports of a cell that a child process may need. Raises `SyntaxError`."""
+    """Return the names and imports of a cell that a child process may need.
+
+    Raises `SyntaxError`.
+    """
     found = set(cell.names)
     for one in ast.parse(cell.source, cell.filename).body:
         if isinstance(one, _DEFINING):
@@ -194,7 +211,10 @@ def defines(cell: Cell) -> frozenset[str]:
 
 
 def assigned(cell: Cell) -> set[str]:
-    """Return the names that a cell assigns in any case, outside of blocks. The new value may be the old one."""
+    """Return the names that a cell assigns in any case, outside of blocks.
+
+    The new value may be the old one.
+    """
     found = set()
     for statement in ast.parse(cell.source, cell.filename).body:
         if isinstance(statement, ast.Assign):
@@ -211,7 +231,9 @@ def assigned(cell: Cell) -> set[str]:
 
 
 def expanded(fill: Callable[[], str], command: str) -> str:
-    """Return a shell's command with its `{values}`; the command as it is if that fails, as IPython does."""
+    """Return a shell's command with its `{values}`; the command as it is if that fails, as IPython
+    does.
+    """
     try:
         return fill()
     except Exception:  # noqa: BLE001 - braces that are the shell's
@@ -224,10 +246,12 @@ def is_of_user(name: str) -> bool:
 
 
 def define(path: str, namespace: dict[str, Any]) -> None:
-    """Add the definitions of the payload at `path` to `namespace`, in a child process. The call is not made.
+    """Add the definitions of the payload at `path` to `namespace`, in a child process.
 
-    A whole cell runs without its last expression, with `__name__` as in such a child: `__mp_main__`. From a cell for
-    ranks that stay, only imports, functions and classes are run.
+    The call is not made.
+
+    A whole cell runs without its last expression, with `__name__` as in such a child:
+    `__mp_main__`. From a cell for ranks that stay, only imports, functions and classes are run.
     """
     what = parcel.load(path, namespace)
     if isinstance(what, Cell):

@@ -1,4 +1,5 @@
-"""Finds values that a call has changed on its rank, in order to warn: the notebook's own values are unchanged.
+"""Finds values that a call has changed on its rank, in order to warn: the notebook's own values are
+unchanged.
 
 marks    --of the names of `__main__`, before the call-->   a mark of each value
 changed  --after it, with those marks-->                    names
@@ -37,10 +38,11 @@ def marks(names: Mapping[str, object]) -> dict[str, object]:
 def changed(
     names: Mapping[str, object], before: Mapping[str, object], result: object
 ) -> str:
-    """Return in words which names have changed since `before`; "" for none, or if the call returns them.
+    """Return in words which names have changed since `before`; "" for none, or if the call returns
+    them.
 
-    A call that returns tensors, or a dict, may have returned what it has trained: then only other values count. Never
-    raises.
+    A call that returns tensors, or a dict, may have returned what it has trained: then only other
+    values count. Never raises.
     """
     try:
         returned = list(_all_parts(result, iter(range(_MOST)), _DEEP))
@@ -62,7 +64,8 @@ def changed(
 
 def _differs(before: object, after: object) -> bool:
     if isinstance(before, dict) and isinstance(after, dict):
-        # An object may store computed or opened values: a value that was None or missing does not count.
+        # An object may store computed or opened values: a value that was None or missing does not
+        # count.
         same = [key for key in before if before[key] is not None and key in after]
         return any(_differs(before[key], after[key]) for key in same)
     if isinstance(before, list) and isinstance(after, list):
@@ -74,7 +77,9 @@ def _differs(before: object, after: object) -> bool:
 def _mark(
     value: Any, room: Iterator[int], deep: int, *, inside: bool = False
 ) -> object:
-    """Return a mark of a value: a list for a container, a dict for an object and its attributes, else a text."""
+    """Return a mark of a value: a list for a container, a dict for an object and its attributes,
+    else a text.
+    """
     if isinstance(value, _PLAIN):
         return repr(value) if isinstance(value, float | complex) else value  # NaN
     if not deep or next(room, None) is None or isinstance(value, type):
@@ -116,7 +121,8 @@ def _all_parts(value: Any, room: Iterator[int], deep: int) -> Iterator[object]:
 
 
 def _numbers(value: Any) -> object:
-    """Return a mark of a tensor or an array from some of its numbers; for anything else only its identity.
+    """Return a mark of a tensor or an array from some of its numbers; for anything else only its
+    identity.
 
     Nothing large is copied. The mark does not depend on device and precision.
     """

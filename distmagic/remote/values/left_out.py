@@ -1,4 +1,5 @@
-"""Pickles the picklable parts of a value: some parts of dicts, lists, tuples and dataclasses are left out.
+"""Pickles the picklable parts of a value: some parts of dicts, lists, tuples and dataclasses are
+left out.
 
 A `LeftOut` replaces each part that is left out, so that keys, positions and fields stay the same.
 """
@@ -41,10 +42,12 @@ class LeftOut:
 def dump(
     value: object, path: str | os.PathLike[str], source: SourceForm | None = None
 ) -> tuple[int, str]:
-    """Write a result to `path`, without the parts that can't be pickled; with `source`, without byte code.
+    """Write a result to `path`, without the parts that can't be pickled; with `source`, without
+    byte code.
 
-    Return the size of the file in bytes, and a sentence about the parts left out, "" if there are none. The path of a
-    part starts with `result`. Raises `parcel.Unpicklable` if no part of the value can be pickled, and OSError.
+    Return the size of the file in bytes, and a sentence about the parts left out, "" if there are
+    none. The path of a part starts with `result`. Raises `parcel.Unpicklable` if no part of the
+    value can be pickled, and OSError.
     """
     try:
         return parcel.dump(value, path, source=source), ""
@@ -59,7 +62,9 @@ def dump(
 
 
 def is_program(value: object) -> bool:
-    """Whether a value is the globals of a program, as from `runpy.run_path`: a user does not want them as a result."""
+    """Whether a value is the globals of a program, as from `runpy.run_path`: a user does not want
+    them as a result.
+    """
     return type(value) is dict and value.keys() >= _OF_A_PROGRAM
 
 
@@ -95,7 +100,9 @@ class _Sieve:
         return LeftOut(cause.sentence)
 
     def _taken_apart(self, part: ValuePart, within: frozenset[int]) -> object:
-        """Return a copy with the parts that can be pickled; None for a type that can't be taken apart."""
+        """Return a copy with the parts that can be pickled; None for a type that can't be taken
+        apart.
+        """
         value: Any = part.value
         kind: Any = type(value)
         kept: Any

@@ -2,13 +2,15 @@
 
     magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
 
-cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written without a copy, once
-for those that share it; `load` memory-maps them (writable; changes stay private). Tensors are always loaded on the
-CPU. A file that was cut off has no trailer. With `beside`, large values are in separate files in that folder, which
-the table names (see side_files.py).
+cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written
+without a copy, once for those that share it; `load` memory-maps them (writable; changes stay
+private). Tensors are always loaded on the CPU. A file that was cut off has no trailer. With
+`beside`, large values are in separate files in that folder, which the table names (see
+side_files.py).
 
-Functions and classes of `__main__` are pickled by value. With `namespace`, `load` adds them and their globals to it;
-without, they get a separate namespace, and classes that this process has already stay unchanged.
+Functions and classes of `__main__` are pickled by value. With `namespace`, `load` adds them and
+their globals to it; without, they get a separate namespace, and classes that this process has
+already stay unchanged.
 
 cloudpickle, torch and numpy are only imported if a value needs them.
 """
@@ -56,7 +58,10 @@ Memory = mmap.mmap | bytearray
 
 
 class ParcelError(Exception):
-    """A value can't be put into a parcel or taken out of one. `hint` has a cure, "" if there is none."""
+    """A value can't be put into a parcel or taken out of one.
+
+    `hint` has a cure, "" if there is none.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}\n{hint}" if hint else message)
@@ -97,13 +102,15 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
     source: SourceForm | None = None,
     namespace: Mapping[str, object] | None = None,
 ) -> int:
-    """Write `value` to `path`, atomically and readable by its owner only; return the size of the file in bytes.
+    """Write `value` to `path`, atomically and readable by its owner only; return the size of the
+    file in bytes.
 
-    `source`: without byte code. `beside` is the folder for large values in separate files; `load` expects them in the
-    parcel's folder. `namespace` is the notebook's: small values of it are included for lookups by name (see
-    by_name.py). `seen` collects notes about the parcel, and its SHA-256. Raises `Unpicklable`, which names the part
-    starting from `name`, `TooLarge` before any buffer is written, and OSError if the disk is full. A
-    DistributedDataParallel module is replaced by its inner module, because its process group ends with the run.
+    `source`: without byte code. `beside` is the folder for large values in separate files; `load`
+    expects them in the parcel's folder. `namespace` is the notebook's: small values of it are
+    included for lookups by name (see by_name.py). `seen` collects notes about the parcel, and its
+    SHA-256. Raises `Unpicklable`, which names the part starting from `name`, `TooLarge` before any
+    buffer is written, and OSError if the disk is full. A DistributedDataParallel module is replaced
+    by its inner module, because its process group ends with the run.
     """
     with atomic_write(Path(path)) as file:
         sink = _Sink(
@@ -130,7 +137,10 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
 def measure(
     value: object, *, refuse: Refuse | None = None, source: SourceForm | None = None
 ) -> int:
-    """Return how many bytes `value` takes in a parcel, or raise the error of pickling it. Copies and writes nothing."""
+    """Return how many bytes `value` takes in a parcel, or raise the error of pickling it.
+
+    Copies and writes nothing.
+    """
     sink = _Sink()
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
@@ -151,7 +161,8 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     sizes = [value.nbytes for value in values]
     sink.check(sink.size + sum(sizes))
 
-    # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of
+    # the side file].
     spans: list[list[int]] = [[] for _ in values]
     if beside is not None:
         for group in side_files.grouped(sizes):
@@ -191,7 +202,8 @@ def _write_side_file(
 ) -> tuple[Blob, list[int]]:
     """Write a file with these values; return it, and the position of each in it.
 
-    Its name is the hash of its bytes, which is only known at the end: `atomic_write` needs the name before.
+    Its name is the hash of its bytes, which is only known at the end: `atomic_write` needs the name
+    before.
     """
     aside = folder / f".side-file-{secrets.token_hex(8)}"
     try:
@@ -225,8 +237,8 @@ def why_not(
 class _Sink:
     """Receives a parcel's bytes: writes them to a file, or only counts them.
 
-    If `omitted` is a list, large data is added to it instead of the file: (its offset, bytes). So the pickle of a large
-    text or byte array stays short, and the data gets a separate file.
+    If `omitted` is a list, large data is added to it instead of the file: (its offset, bytes). So
+    the pickle of a large text or byte array stays short, and the data gets a separate file.
     """
 
     file: Any = None
@@ -277,10 +289,12 @@ class _Sink:
 
 
 def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) -> Any:
-    """Return the value in the parcel at `path`. The file may be removed afterwards; it must not be changed.
+    """Return the value in the parcel at `path`.
 
-    `namespace` is the `__dict__` of the `__main__` for functions and classes. Raises `ParcelError` for an incomplete or
-    invalid parcel, and for a value that can't be rebuilt in this process.
+    The file may be removed afterwards; it must not be changed.
+
+    `namespace` is the `__dict__` of the `__main__` for functions and classes. Raises `ParcelError`
+    for an incomplete or invalid parcel, and for a value that can't be rebuilt in this process.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size:
@@ -341,7 +355,10 @@ def _load(
 
 
 def _table_bytes(memory: Memory, name: str) -> bytes:
-    """Return the table of a parcel, with the positions of its values. Raises `ParcelError` for an incomplete parcel."""
+    """Return the table of a parcel, with the positions of its values.
+
+    Raises `ParcelError` for an incomplete parcel.
+    """
     size = len(memory)
     if memory[: len(MAGIC)] != MAGIC:
         raise ParcelError(f"{name} is not a stored value.")
@@ -376,7 +393,10 @@ class _Memories:
                 ) from None
 
     def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:
-        """Return (memory, offset, bytes) of a span. Raises ValueError for one outside of the parcel."""
+        """Return (memory, offset, bytes) of a span.
+
+        Raises ValueError for one outside of the parcel.
+        """
         offset, size, *side_file = span
         number = side_file[0] + 1 if side_file else 0
         if number in range(len(self._memories)):

@@ -2,15 +2,16 @@
 
 It uses cloudpickle, with these exceptions:
 
-- tensors and storages become numbers in a table, and their memory is stored after the pickle (see storages.py);
-- functions of `__main__` get the globals of the loading `__main__`, and the names that it defines are included in a
-  table;
+- tensors and storages become numbers in a table, and their memory is stored after the pickle (see
+  storages.py);
+- functions of `__main__` get the globals of the loading `__main__`, and the names that it defines
+  are included in a table;
 - functions that share a variable of a function around them still share it;
-- some kinds of objects are reduced in another way (see reductions/): torch's, weak references, exceptions, classes, and
-  what a cell defines and pickle only refers to by name;
+- some kinds of objects are reduced in another way (see reductions/): torch's, weak references,
+  exceptions, classes, and what a cell defines and pickle only refers to by name;
 - small values that no code uses are included in the table, pickled one by one (see by_name.py);
-- for another minor version of Python, code becomes source (see reductions/source_form.py); all other code keeps its
-  file name, by which tracebacks and `inspect` find its lines;
+- for another minor version of Python, code becomes source (see reductions/source_form.py); all
+  other code keeps its file name, by which tracebacks and `inspect` find its lines;
 - the code and the modules that the pickle refers to are recorded (see seen.py).
 """
 
@@ -44,11 +45,12 @@ Refuse = Callable[[object], None]
 
 
 class Packer:
-    """Pickles one value for a parcel, and holds its buffers until they are written. With `source`, code is pickled as
-    source.
+    """Pickles one value for a parcel, and holds its buffers until they are written.
 
-    `is_aside`: the value is only included for lookups by name, so objects that only a function's globals refer to are
-    left out.
+    With `source`, code is pickled as source.
+
+    `is_aside`: the value is only included for lookups by name, so objects that only a function's
+    globals refer to are left out.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Packer:
     def pickle(
         self, value: object, namespace: Mapping[str, object] | None = None
     ) -> None:
-        """Pickle the value, followed by the table of all definitions of `__main__` that it uses. Call only once.
+        """Pickle the value, followed by the table of all definitions of `__main__` that it uses.
+
+        Call only once.
 
         With the notebook's `namespace`, also the values that a rank may look up by name.
         """
@@ -91,7 +95,9 @@ class Packer:
     def _small_values(
         self, namespace: Mapping[str, object]
     ) -> dict[str, tuple[bytes, Seen]]:
-        """Return the pickles of values for lookups by name, without those that the value uses anyway."""
+        """Return the pickles of values for lookups by name, without those that the value uses
+        anyway.
+        """
         room = by_name.MAX_ALL_BYTES
         found: dict[str, tuple[bytes, Seen]] = {}
         for name, value in reversed(list(namespace.items())):
@@ -108,11 +114,14 @@ class Packer:
         return found
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
-        """Return the data stored after the pickle: buffers in order, the windows of storages, and their table."""
+        """Return the data stored after the pickle: buffers in order, the windows of storages, and
+        their table.
+        """
         return self._buffers, *self._storages.plan()
 
     def reduce(self, obj: Any) -> Any:
-        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to cloudpickle.
+        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to
+        cloudpickle.
 
         Also records notes.
         """
@@ -170,8 +179,8 @@ class Packer:
                 if loaded is module:
                     name = key
         self._seen.modules.add(name)
-        # A part of distmagic that hosts lack: cloudpickle adds any loaded submodule whose name a function mentions
-        # (`x.state` and distmagic.state).
+        # A part of distmagic that hosts lack: cloudpickle adds any loaded submodule whose name a
+        # function mentions (`x.state` and distmagic.state).
         is_remote = f"{name}.".startswith(_REMOTE)
         if name.startswith("distmagic.") and not is_remote:
             return __import__, ("distmagic",)
@@ -197,7 +206,9 @@ class Packer:
         return _code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
 
     def reduced_function(self, function: types.FunctionType, plain: Any) -> Any:
-        """Return how to pickle a function, with more submodules and perhaps fewer globals than cloudpickle does."""
+        """Return how to pickle a function, with more submodules and perhaps fewer globals than
+        cloudpickle does.
+        """
         _add_submodules(function.__code__, plain[2][1])
         is_of_main = function.__globals__.get("__name__") == "__main__"
         if self._seen.only is not None and is_of_main:
@@ -262,7 +273,8 @@ def _pickler_class() -> Any:
         ) -> None:
             super().__init__(sink, protocol=5, buffer_callback=keep)
             self._packer = packer
-            # {id of a function's cell: the cell, and the empty one from which it is made when it is loaded}
+            # {id of a function's cell: the cell, and the empty one from which it is made when it is
+            # loaded}
             self._cells: dict[int, tuple[types.CellType, types.CellType]] = {}
 
         def reducer_override(self, obj: Any) -> Any:
@@ -282,7 +294,9 @@ def _pickler_class() -> Any:
             return classes.whole(obj, plain) if is_by_value else plain
 
         def _with_shared_cells(self, function: types.FunctionType, plain: Any) -> Any:
-            """Make functions that share a variable share it again. cloudpickle gives each function cells of its own."""
+            """Make functions that share a variable share it again. cloudpickle gives each function
+            cells of its own.
+            """
             make, (*args, closure), *rest = plain
             if closure is None:
                 return plain
@@ -296,7 +310,9 @@ def _pickler_class() -> Any:
 
 
 def _add_submodules(code: types.CodeType, slots: dict[str, Any]) -> None:
-    """Add the submodules that functions, lambdas and comprehensions in a function name (`xml.dom.minidom`)."""
+    """Add the submodules that functions, lambdas and comprehensions in a function name
+    (`xml.dom.minidom`).
+    """
     import cloudpickle.cloudpickle as ways
 
     for one in code.co_consts:

@@ -1,4 +1,6 @@
-"""Updates the user's modules after a change on the notebook's disk: writes them to this host, and reloads them."""
+"""Updates the user's modules after a change on the notebook's disk: writes them to this host, and
+reloads them.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def bring(
 ) -> None:
     """Write and reload these modules. Raises the errors of their import.
 
-    They are written to `folders`, from which this rank imports; () on the notebook machine, which has them. Functions
-    and classes in `names` that come from them are replaced by the new ones.
+    They are written to `folders`, from which this rank imports; () on the notebook machine, which
+    has them. Functions and classes in `names` that come from them are replaced by the new ones.
     """
     if not modules:
         return  # most cells: the code below makes Python read every zip on sys.path again
@@ -54,7 +56,10 @@ def bring(
 
 
 def _load_again(old: Mapping[str, ModuleType]) -> None:
-    """Import modules as if none were loaded, in the order of their imports. The module objects stay the same."""
+    """Import modules as if none were loaded, in the order of their imports.
+
+    The module objects stay the same.
+    """
     for name in old:
         del sys.modules[name]
     finder = _OldModules(old)

@@ -13,9 +13,11 @@ from distmagic.remote.wire.parts import Blob
 
 @dataclass
 class Seen:
-    """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its side files.
+    """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its
+    side files.
 
-    `annotated` are names in string annotations. `only` is a request: functions go with these globals (None: with all).
+    `annotated` are names in string annotations. `only` is a request: functions go with these
+    globals (None: with all).
     """
 
     codes: list[types.CodeType] = field(default_factory=list)

@@ -1,4 +1,6 @@
-"""Copies settings of libraries, logging and Python from the notebook's process to each rank. Imports no library.
+"""Copies settings of libraries, logging and Python from the notebook's process to each rank.
+
+Imports no library.
 
 read        --JSON, and a text for the user-->   payload
 begin_with  --in a rank, before the call-->      the same settings
@@ -51,7 +53,9 @@ _STREAMS = ("stdout", "stderr")
 
 
 def read() -> tuple[str, str]:
-    """Return the settings that differ from a new process, as text for `begin_with` and in words; both "" for none."""
+    """Return the settings that differ from a new process, as text for `begin_with` and in words;
+    both "" for none.
+    """
     found: dict[str, Any] = {}
     words = []
     for library, rows in _OF.items():
@@ -84,7 +88,9 @@ def read() -> tuple[str, str]:
 
 
 def _loggers() -> dict[str, dict[str, Any]]:
-    """Return level and handlers by name, for the root logger ("") and loggers in `__main__`; only set values."""
+    """Return level and handlers by name, for the root logger ("") and loggers in `__main__`; only
+    set values.
+    """
     values = list(vars(sys.modules["__main__"]).values())
     loggers = {one.name: one for one in values if isinstance(one, logging.Logger)}
     found = {}
@@ -141,7 +147,9 @@ def begin_with(text: str, when_imported: Callable[..., None]) -> None:
     basic_config = logging.basicConfig
 
     def replacing(**options: Any) -> None:
-        """Configure the root logger as in a new process: `basicConfig` does nothing if handlers exist."""
+        """Configure the root logger as in a new process: `basicConfig` does nothing if handlers
+        exist.
+        """
         logging.basicConfig = basic_config
         for handler in ours:
             logging.root.removeHandler(handler)

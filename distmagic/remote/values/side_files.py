@@ -18,11 +18,12 @@ AT_MOST = 64
 
 
 def grouped(sizes: Sequence[int]) -> list[list[int]]:
-    """Return groups of values that share a side file, by index; ungrouped values stay in the parcel.
+    """Return groups of values that share a side file, by index; ungrouped values stay in the
+    parcel.
 
-    A large value has its own side file. Small ones share files with their neighbours, so that a change of one affects
-    few others. The more bytes in total, the larger a value must be for its own file: there are at most `AT_MOST` side
-    files.
+    A large value has its own side file. Small ones share files with their neighbours, so that a
+    change of one affects few others. The more bytes in total, the larger a value must be for its
+    own file: there are at most `AT_MOST` side files.
     """
     large = LARGE_BYTES
     while sum(sizes) > AT_MOST * large:
@@ -43,7 +44,10 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def mapped(path: Path, size_bytes: int) -> mmap.mmap:
-    """Memory-map a side file; changes stay private. Raises OSError, and ValueError for an incomplete file."""
+    """Memory-map a side file; changes stay private.
+
+    Raises OSError, and ValueError for an incomplete file.
+    """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != size_bytes:
             raise ValueError(f"{path} is incomplete")

@@ -1,17 +1,17 @@
 """Tensors in a parcel: every torch storage is stored once, after the pickle, and loaded on the CPU.
 
-While pickling, `Storages` only records which bytes of which storage each tensor uses. `plan` then decides what is
-stored:
+While pickling, `Storages` only records which bytes of which storage each tensor uses. `plan` then
+decides what is stored:
 
-- the stretches of a storage that some tensor uses, merged if they touch or overlap, so that tensors which share
-  memory share it again and a small view of a large storage stays small;
+- the stretches of a storage that some tensor uses, merged if they touch or overlap, so that tensors
+  which share memory share it again and a small view of a large storage stays small;
 - once such stretches make at least half of the storage, one stretch from the first to the last;
-- a stretch that only one tensor uses, and less than half of whose bytes are its elements (one column of a matrix),
-  is stored as a contiguous copy.
+- a stretch that only one tensor uses, and less than half of whose bytes are its elements (one
+  column of a matrix), is stored as a contiguous copy.
 
-numpy is not needed, because a host may lack it. `joined` finds numpy arrays that share memory with each other or with
-tensors: they share it again. Stretches are written directly from the tensors' memory; those of another
-device are copied to the CPU in pieces of `CHUNK_BYTES`.
+numpy is not needed, because a host may lack it. `joined` finds numpy arrays that share memory with
+each other or with tensors: they share it again. Stretches are written directly from the tensors'
+memory; those of another device are copied to the CPU in pieces of `CHUNK_BYTES`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ ALIGN = 64
 CHUNK_BYTES = 32 << 20
 _SMALL_BYTES = 64 << 10
 
-# How to build a tensor, in JSON: [window, dtype, offset, size, stride, requires_grad, conj, neg]; the offset is in
-# elements from the start of the window. Window -1: it has no elements.
+# How to build a tensor, in JSON: [window, dtype, offset, size, stride, requires_grad, conj, neg];
+# the offset is in elements from the start of the window. Window -1: it has no elements.
 TensorRow = list[Any]
 
 
 @dataclass(kw_only=True)
 class _View:
-    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it uses."""
+    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it
+    uses.
+    """
 
     storage: Any
     start: int
@@ -57,7 +59,9 @@ class _Stretch:
 
 @frozen
 class Window:
-    """Bytes to store: `nbytes` from byte `start` of a torch storage, or the elements of `packed`, a tensor."""
+    """Bytes to store: `nbytes` from byte `start` of a torch storage, or the elements of `packed`, a
+    tensor.
+    """
 
     storage: Any = field(repr=False)
     start: int
@@ -107,9 +111,11 @@ def _memory(address: int, size_bytes: int) -> memoryview:
 def joined(
     values: Sequence[memoryview | Window],
 ) -> tuple[list[memoryview | Window], list[tuple[int, int]]]:
-    """Return what to store so that values which overlap in memory share it again, and each value's place in it.
+    """Return what to store so that values which overlap in memory share it again, and each value's
+    place in it.
 
-    A place is (the number of what is stored, the offset in it). The values must be kept alive until it is stored.
+    A place is (the number of what is stored, the offset in it). The values must be kept alive until
+    it is stored.
     """
     stored: list[memoryview | Window] = []
     places = [(0, 0)] * len(values)
@@ -145,9 +151,11 @@ def _address(value: memoryview | Window) -> int:
 
 
 def reduced_array(array: Any) -> Any:
-    """Return how to pickle a numpy array with gaps, as `__reduce__` does, so that it shares memory with others again.
+    """Return how to pickle a numpy array with gaps, as `__reduce__` does, so that it shares memory
+    with others again.
 
-    NotImplemented for other objects. numpy copies such an array; so does this if the gaps are large.
+    NotImplemented for other objects. numpy copies such an array; so does this if the gaps are
+    large.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or type(array) is not numpy.ndarray or not array.nbytes:
@@ -179,7 +187,10 @@ def reduced_array(array: Any) -> Any:
 
 
 class Storages:
-    """The storages and tensors found while one value is pickled. They are kept alive until it is written."""
+    """The storages and tensors found while one value is pickled.
+
+    They are kept alive until it is written.
+    """
 
     def __init__(self) -> None:
         self._views: list[_View] = []
@@ -187,7 +198,8 @@ class Storages:
     def reduced(self, obj: Any) -> Any:
         """Return how to pickle a tensor or a storage: as a number, under which it is recorded.
 
-        NotImplemented for a kind that torch's own reduction must take apart, and for any other object.
+        NotImplemented for a kind that torch's own reduction must take apart, and for any other
+        object.
         """
         torch = sys.modules["torch"]
         if isinstance(obj, torch.Tensor):
@@ -206,7 +218,9 @@ class Storages:
         return NotImplemented
 
     def add_tensor(self, tensor: Any) -> int | None:
-        """Record a tensor and return its number; None for a kind that torch's own reduction must take apart."""
+        """Record a tensor and return its number; None for a kind that torch's own reduction must
+        take apart.
+        """
         torch = sys.modules["torch"]
         if (
             type(tensor) is not torch.Tensor
@@ -240,7 +254,9 @@ class Storages:
         return len(self._views) - 1
 
     def plan(self) -> tuple[list[Window], list[TensorRow]]:
-        """Return the windows to write, and for each number a row that describes how to build it from them."""
+        """Return the windows to write, and for each number a row that describes how to build it
+        from them.
+        """
         windows: list[Window] = []
         rows = [_row(view, -1, 0) for view in self._views]
         # The numbers of the non-empty views.

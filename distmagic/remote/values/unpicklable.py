@@ -1,7 +1,8 @@
-"""Finds the part of a value that can't be pickled, and describes it: the parts are tried one by one.
+"""Finds the part of a value that can't be pickled, and describes it: the parts are tried one by
+one.
 
-The parts of a function are the variables that it captures; those of any other object are what pickle itself would
-visit.
+The parts of a function are the variables that it captures; those of any other object are what
+pickle itself would visit.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ def find(
 def _unpicklable_child(
     part: ValuePart, tried: dict[int, object], why_not: WhyNot
 ) -> tuple[ValuePart, Exception] | None:
-    """Return the first part of `part` that can't be pickled, and why; None without one, or at the limit of trials."""
+    """Return the first part of `part` that can't be pickled, and why; None without one, or at the
+    limit of trials.
+    """
     for child in parts(part):
         if is_atom(child.value) or id(child.value) in tried:
             continue
@@ -237,7 +240,8 @@ def _reduced_parts(part: ValuePart) -> Iterator[ValuePart]:
         return
     if not isinstance(reduced, tuple):
         return
-    # The values that __reduce__ may return: a function, its arguments, a state, items of a list, pairs of a dict.
+    # The values that __reduce__ may return: a function, its arguments, a state, items of a list,
+    # pairs of a dict.
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
     makes_instance = function in (copyreg.__newobj__, copyreg.__newobj_ex__)  # type: ignore[attr-defined]
     for arg in args[1:] if makes_instance else args:
@@ -267,7 +271,8 @@ def below(part: ValuePart, step: str, value: object) -> ValuePart:
     )
 
 
-# Descriptions of parts. Known types are not taken apart further, because their internals mean nothing to the user.
+# Descriptions of parts. Known types are not taken apart further, because their internals mean
+# nothing to the user.
 
 _KINDS = {
     "_thread.lock": "a lock",
@@ -302,7 +307,9 @@ def is_known(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """Return a description of a value, with its article: `a lock`, `a torch.compile function`, `a my.module.Class`."""
+    """Return a description of a value, with its article: `a lock`, `a torch.compile function`, `a
+    my.module.Class`.
+    """
     known = _kind(value)
     if known is not None:
         return known

@@ -13,7 +13,8 @@ from distmagic.remote.values.storages import TensorLoader
 class Loader(pickle.Unpickler):
     """An unpickler with the placeholders bound to one parcel's memory and one namespace.
 
-    The classes `kept` stay as they are: a result's copy of a class has other globals and a rank's values.
+    The classes `kept` stay as they are: a result's copy of a class has other globals and a rank's
+    values.
     """
 
     def __init__(
@@ -28,13 +29,16 @@ class Loader(pickle.Unpickler):
         self._kept = kept
 
         def weak(referent: object, make: Any) -> Any:
-            """Return a weak reference to an object that lives as long as the namespace; a dead one to None."""
+            """Return a weak reference to an object that lives as long as the namespace; a dead one
+            to None.
+            """
             if referent is None:
                 return make(set())
             namespace.setdefault("__referred__", []).append(referent)
             return make(referent)
 
-        # Not a method of this object: in a reference cycle, the loaded value would live until a garbage collection.
+        # Not a method of this object: in a reference cycle, the loaded value would live until a
+        # garbage collection.
         self._own: dict[str, Callable[..., Any]] = {
             "tensor": tensors.tensor,
             "storage": tensors.storage,

@@ -1,7 +1,7 @@
 """The messages between notebook and hosts, and their encoding as lines of JSON.
 
-Notebook and hosts use the same files, so they can't disagree. The modules open no connection and read no file. Every
-received line is checked field by field before it becomes a message.
+Notebook and hosts use the same files, so they can't disagree. The modules open no connection and
+read no file. Every received line is checked field by field before it becomes a message.
 
 Read in this order:
     protocol   all names in one place, and the protocol's version: import messages from this module

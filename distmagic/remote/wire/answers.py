@@ -68,12 +68,15 @@ class FreePort:
 
 @message
 class Examined:
-    """Data about a host for the doctor, in addition to its `Facts`, read in its log-in environment."""
+    """Data about a host for the doctor, in addition to its `Facts`, read in its log-in
+    environment.
+    """
 
     hostname: Word
     # The route to the peer of the request.
     route: Route = Route(address="", interface="")
-    # The ports on which it listens, in the order of the request; 0 for one in use by another program.
+    # The ports on which it listens, in the order of the request; 0 for one in use by another
+    # program.
     ports: tuple[int, ...] = ()
     # The addresses to which the host resolves its own `hostname`, None if unknown.
     name_addresses: tuple[Word, ...] | None = None
@@ -100,14 +103,18 @@ class Examined:
 
 @message
 class Knocked:
-    """The result of connecting to each port, in the order of the request: see `distmagic.remote.checkup.doors`."""
+    """The result of connecting to each port, in the order of the request: see
+    `distmagic.remote.checkup.doors`.
+    """
 
     answers: tuple[Word, ...] = ()
 
 
 @message
 class DevicesClaimed:
-    """The claims of other jobs on the devices, oldest first; if empty, this job has the devices now."""
+    """The claims of other jobs on the devices, oldest first; if empty, this job has the devices
+    now.
+    """
 
     others: tuple[DeviceClaim, ...] = ()
 
@@ -148,7 +155,9 @@ class NeedBlob:
 
 @message
 class Data:
-    """`size_bytes` raw bytes follow this line; the `skipped_bytes` before them in the same file are not sent."""
+    """`size_bytes` raw bytes follow this line; the `skipped_bytes` before them in the same file are
+    not sent.
+    """
 
     size_bytes: Size
     skipped_bytes: Size = 0
@@ -173,7 +182,9 @@ class Removed:
 
 @message
 class Profiled:
-    """The files of a job with traces of a profile so far, and the number of ranks of the node without one."""
+    """The files of a job with traces of a profile so far, and the number of ranks of the node
+    without one.
+    """
 
     files: tuple[Word, ...] = ()
     waiting: int = 0
@@ -181,7 +192,9 @@ class Profiled:
 
 @message
 class WorkDirReady:
-    """The working directory of the node that is being started; `notice` is a message for the user."""
+    """The working directory of the node that is being started; `notice` is a message for the
+    user.
+    """
 
     path: HostPath
     notice: Annotated[str, "line", 2000] = ""
@@ -245,9 +258,11 @@ class LeadStart:
 
 @message
 class AgentGone:
-    """The agent of the started or followed job has ended; this conversation answers other requests again.
+    """The agent of the started or followed job has ended; this conversation answers other requests
+    again.
 
-    `error` is the last line of the agent's own log, "" if empty: an agent that ends without an error writes nothing.
+    `error` is the last line of the agent's own log, "" if empty: an agent that ends without an
+    error writes nothing.
     """
 
     error: Paragraph = ""
@@ -255,7 +270,9 @@ class AgentGone:
 
 @message
 class Refused:
-    """The request can't be fulfilled; `error` is the reason for the user, `what` the name of the request's type."""
+    """The request can't be fulfilled; `error` is the reason for the user, `what` the name of the
+    request's type.
+    """
 
     what: Word
     error: Paragraph
@@ -263,7 +280,10 @@ class Refused:
 
 @message
 class Templates:
-    """The templates of a notebook on this host. A template also sends this as its greeting, with only itself in it."""
+    """The templates of a notebook on this host.
+
+    A template also sends this as its greeting, with only itself in it.
+    """
 
     templates: tuple[Template, ...] = ()
 

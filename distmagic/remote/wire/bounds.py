@@ -1,8 +1,9 @@
 """Types of message fields, with limits that a notebook enforces on values from hosts.
 
-A correct host keeps these limits by itself. For a faulty one, distmagic/connection/limits.py has a function for each
-word below, which cuts texts, removes control characters, and clamps numbers. Lists need no limit, because a line has
-one; code that collects many lines has its own (distmagic/state).
+A correct host keeps these limits by itself. For a faulty one, distmagic/connection/limits.py has a
+function for each word below, which cuts texts, removes control characters, and clamps numbers.
+Lists need no limit, because a line has one; code that collects many lines has its own
+(distmagic/state).
 """
 
 from __future__ import annotations

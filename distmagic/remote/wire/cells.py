@@ -1,4 +1,6 @@
-"""Messages about cells on ranks that stay: requests, which the agent forwards to ranks, and events."""
+"""Messages about cells on ranks that stay: requests, which the agent forwards to ranks, and
+events.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ class _ToRanks:
 
 @request
 class RunCell(_ToRanks):
-    """Asks these ranks to run a cell. Its parcel is `data` in base64, or, if it is longer, the blob with this name.
+    """Asks these ranks to run a cell.
 
-    `text` is what the user wrote, "" for an internal cell. With `anew` they first make their process group again. Cells
-    are numbered from 1. A rank never runs one twice, so the request may be repeated over a new connection. `kernel` is a
-    random word: two kernels may give the same number to their cells.
+    Its parcel is `data` in base64, or, if it is longer, the blob with this name.
+
+    `text` is what the user wrote, "" for an internal cell. With `anew` they first make their
+    process group again. Cells are numbered from 1. A rank never runs one twice, so the request may
+    be repeated over a new connection. `kernel` is a random word: two kernels may give the same
+    number to their cells.
     """
 
     data: str = field(default="", repr=False)
@@ -41,12 +46,16 @@ class RunCell(_ToRanks):
 
 @request
 class ParkAtStep(_ToRanks):
-    """Asks these ranks to report their number of steps in this cell, and to wait after the next one."""
+    """Asks these ranks to report their number of steps in this cell, and to wait after the next
+    one.
+    """
 
 
 @request
 class StopAtStep(_ToRanks):
-    """Asks these ranks to raise KeyboardInterrupt after this step of the cell; `kind` is "step" or "iteration"."""
+    """Asks these ranks to raise KeyboardInterrupt after this step of the cell; `kind` is "step" or
+    "iteration".
+    """
 
     kind: Word
     step: int
@@ -54,8 +63,8 @@ class StopAtStep(_ToRanks):
 
 @request
 class InterruptCell(_ToRanks):
-    """Asks these ranks to raise KeyboardInterrupt if they run this cell; if that takes too long, their process groups
-    are broken.
+    """Asks these ranks to raise KeyboardInterrupt if they run this cell; if that takes too long,
+    their process groups are broken.
 
     `failed` is the rank whose failure is the reason, -1 for the user's interrupt.
     """
@@ -65,7 +74,9 @@ class InterruptCell(_ToRanks):
 
 @request
 class OthersEnded:
-    """Reports to these ranks of a cell that others have ended it: with `groups`, and without further calls."""
+    """Reports to these ranks of a cell that others have ended it: with `groups`, and without
+    further calls.
+    """
 
     cell: int
     ranks: tuple[int, ...]
@@ -77,8 +88,8 @@ class OthersEnded:
 class CellBegan:
     """A rank has started a cell, which is the user's or an internal one.
 
-    `text` is the source of the user's cell, for a notebook that attaches later. One rank sends it; that of the others
-    is empty. `kernel` is as in `RunCell`.
+    `text` is the source of the user's cell, for a notebook that attaches later. One rank sends it;
+    that of the others is empty. `kernel` is as in `RunCell`.
     """
 
     cell: int
@@ -90,7 +101,8 @@ class CellBegan:
 
 @message
 class StepCount:
-    """The number of optimizer steps and bar iterations of a rank in a cell, when it was asked to wait at the next one.
+    """The number of optimizer steps and bar iterations of a rank in a cell, when it was asked to
+    wait at the next one.
 
     `idle_s` is the time since its last step, `step_s` the duration of that step.
     """
@@ -105,12 +117,13 @@ class StepCount:
 
 @message
 class CellEnded:
-    """A rank has ended a cell; `ended` describes how, like the end of a rank, but its process stays.
+    """A rank has ended a cell; `ended` describes how, like the end of a rank, but its process
+    stays.
 
-    `shown` is the repr of the last expression, and `value` its parcel in base64, "" if it is too large. `names` are the
-    names that cells on the rank have assigned. `groups` are its process groups, `holders` the variables that hold one;
-    `is_broken`: its groups were broken. `logged` are the sizes of its logs at this end, of stdout and stderr; its agent
-    adds them.
+    `shown` is the repr of the last expression, and `value` its parcel in base64, "" if it is too
+    large. `names` are the names that cells on the rank have assigned. `groups` are its process
+    groups, `holders` the variables that hold one; `is_broken`: its groups were broken. `logged` are
+    the sizes of its logs at this end, of stdout and stderr; its agent adds them.
     """
 
     cell: int

@@ -30,7 +30,9 @@ def ranges(ranks: Iterable[int]) -> list[str]:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return a text of at most `max_bytes` in JSON; the middle is left out, as the ends of a traceback matter most."""
+    """Return a text of at most `max_bytes` in JSON; the middle is left out, as the ends of a
+    traceback matter most.
+    """
     if len(json.dumps(text)) <= max_bytes:
         return text
     kept = max_bytes

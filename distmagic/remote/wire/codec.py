@@ -1,8 +1,8 @@
 """Encodes messages as lines of JSON, and decodes them.
 
-Decoding checks everything: for any bytes, `decode` returns a message whose fields have their types, or raises
-`BadLine`. A `Decoder` with limits also enforces the limits of fields (bounds.py): the notebook uses one for messages
-from hosts (distmagic/connection/limits.py).
+Decoding checks everything: for any bytes, `decode` returns a message whose fields have their types,
+or raises `BadLine`. A `Decoder` with limits also enforces the limits of fields (bounds.py): the
+notebook uses one for messages from hosts (distmagic/connection/limits.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _POINT_BYTES = 24
 
 
 class Numbers(tuple[float, ...]):
-    """Points of three numbers, which travel as doubles in base64: writing and reading text takes ten times as long."""
+    """Points of three numbers, which travel as doubles in base64: writing and reading text takes
+    ten times as long.
+    """
 
     __slots__ = ()
 
@@ -52,7 +54,9 @@ def packed(numbers: Sequence[float]) -> str:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))  # fmt: skip
 def message(cls: type[_M]) -> type[_M]:
-    """Make a class frozen, and register it under its name in snake case: `GetRoute` is `get_route`."""
+    """Make a class frozen, and register it under its name in snake case: `GetRoute` is
+    `get_route`.
+    """
     cls = frozen(cls)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
     _TYPES[name], _NAMES[cls] = cls, name
@@ -78,7 +82,10 @@ def encode(message: Message, n: int = 0) -> bytes:
 
 
 def plain(value: typing.Any) -> typing.Any:
-    """Return a message, or a part of one, as dicts and lists. Fields with their default value are left out."""
+    """Return a message, or a part of one, as dicts and lists.
+
+    Fields with their default value are left out.
+    """
     # The most frequent case: the start of a node names all hosts.
     if isinstance(value, str):
         return value
@@ -106,7 +113,9 @@ Limit = Callable[[typing.Any], typing.Any]
 
 
 class Wrong(Exception):
-    """A value that its field does not accept; `path` leads to the field, and is extended on the way up."""
+    """A value that its field does not accept; `path` leads to the field, and is extended on the way
+    up.
+    """
 
     path = ""
 
@@ -115,9 +124,11 @@ _Reader = Callable[[typing.Any], typing.Any]
 
 
 class Decoder:
-    """Decodes messages, from any sender or from hosts, which send no requests and whose fields are limited.
+    """Decodes messages, from any sender or from hosts, which send no requests and whose fields are
+    limited.
 
-    `limits` maps the word in a field's `Annotated` to a function, which makes a limit from the arguments after it.
+    `limits` maps the word in a field's `Annotated` to a function, which makes a limit from the
+    arguments after it.
     """
 
     def __init__(
@@ -161,7 +172,10 @@ class Decoder:
             raise BadLine(f"{raw['t']}{wrong.path}: {wrong}") from None
 
     def from_plain(self, kind: type[_M], value: typing.Any) -> _M:
-        """Return the object of class `kind` with the plain form `value`. Raises `BadLine` for an invalid value."""
+        """Return the object of class `kind` with the plain form `value`.
+
+        Raises `BadLine` for an invalid value.
+        """
         try:
             return typing.cast(_M, self._reader(kind)(value))
         except Wrong as wrong:

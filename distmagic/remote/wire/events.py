@@ -1,4 +1,6 @@
-"""Events of a job, from host to notebook: numbered from 1, and written to the journal before they are sent."""
+"""Events of a job, from host to notebook: numbered from 1, and written to the journal before they
+are sent.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Hello:
 
 @message
 class Endpoint:
-    """Whether this node can connect to the rendezvous endpoint: "open" (its own), "reached" or "unreached"."""
+    """Whether this node can connect to the rendezvous endpoint: "open" (its own), "reached" or
+    "unreached".
+    """
 
     state: Word
     detail: Paragraph = ""
@@ -48,9 +52,9 @@ class Endpoint:
 class Worker:
     """A rank's process has started and is about to load the function.
 
-    `round` counts earlier rounds of the rendezvous, if there may be several: the ranks of a later round replace all
-    earlier ones, on any node. `local_world_size`: the number of ranks on its node; 0 if unknown, as from an agent of an
-    earlier version.
+    `round` counts earlier rounds of the rendezvous, if there may be several: the ranks of a later
+    round replace all earlier ones, on any node. `local_world_size`: the number of ranks on its
+    node; 0 if unknown, as from an agent of an earlier version.
     """
 
     rank: int
@@ -64,10 +68,12 @@ class Worker:
 
 @message
 class Progress:
-    """Progress of a rank since its last such event, merged: at most about 10 events per second and rank.
+    """Progress of a rank since its last such event, merged: at most about 10 events per second and
+    rank.
 
-    `step`, `total`: the latest of `report`, None if there was none. `points`: those of each metric in order, thinned if a
-    rank reports very often. `bars`: those that changed. `is_printed`: the metrics were read from printed lines.
+    `step`, `total`: the latest of `report`, None if there was none. `points`: those of each metric
+    in order, thinned if a rank reports very often. `bars`: those that changed. `is_printed`: the
+    metrics were read from printed lines.
     """
 
     rank: int
@@ -93,11 +99,13 @@ class Picture:
 
 @message
 class Output:
-    """Text that a rank (or torchrun: rank -1) wrote. `offset` is its position in bytes in the log on the host.
+    """Text that a rank (or torchrun: rank -1) wrote.
 
-    The `skipped_bytes` before it are in the log but are not sent, because nobody can read that fast. The journal has
-    `size_bytes` instead of the text, which is already in the log. If a full disk kept the text out of the log, the
-    journal has the text.
+    `offset` is its position in bytes in the log on the host.
+
+    The `skipped_bytes` before it are in the log but are not sent, because nobody can read that
+    fast. The journal has `size_bytes` instead of the text, which is already in the log. If a full
+    disk kept the text out of the log, the journal has the text.
     """
 
     rank: int
@@ -110,11 +118,12 @@ class Output:
 
 @message
 class Ended:
-    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus the signal).
+    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus
+    the signal).
 
-    Or "replaced": killed by its agent, because an elastic job restarts its ranks. `group_use` is its use of process
-    groups: "none", "unused", "used", or "" if unknown. If it spent most of its time in loading, `loaded` names the
-    largest part, and `loading_s` is the time for all.
+    Or "replaced": killed by its agent, because an elastic job restarts its ranks. `group_use` is
+    its use of process groups: "none", "unused", "used", or "" if unknown. If it spent most of its
+    time in loading, `loaded` names the largest part, and `loading_s` is the time for all.
     """
 
     rank: int
@@ -131,7 +140,8 @@ class Ended:
 
 @message
 class Paused:
-    """A rank waits for the user's input: at `line` of `file`, its code or a debugger called `input`.
+    """A rank waits for the user's input: at `line` of `file`, its code or a debugger called
+    `input`.
 
     `prompt` counts the inputs for which this process has waited, and `asks` is the printed prompt.
     """
@@ -155,7 +165,9 @@ class Resumed:
 
 @message
 class EngineEnded:
-    """torchrun ended on this node with exit code `code`; `exits` are the failed ranks in its report."""
+    """torchrun ended on this node with exit code `code`; `exits` are the failed ranks in its
+    report.
+    """
 
     code: int
     exits: tuple[Exit, ...] = ()
@@ -170,7 +182,9 @@ class Notice:
 
 @message
 class PeerState:
-    """The state of another node's heartbeats at this node: "joined", "silent" (none ever), "lost" or "back"."""
+    """The state of another node's heartbeats at this node: "joined", "silent" (none ever), "lost"
+    or "back".
+    """
 
     node_rank: int
     state: Word
@@ -178,7 +192,8 @@ class PeerState:
 
 @message
 class NodeAdded:
-    """The lead has added a host to an elastic job: the last of `hosts`, which are those of all nodes.
+    """The lead has added a host to an elastic job: the last of `hosts`, which are those of all
+    nodes.
 
     The notebook whose `AddNode` had this `request_id` starts that node.
     """
@@ -192,10 +207,12 @@ LEFT = "left"  # used instead of a request ID
 
 @message
 class Stacks:
-    """Where a rank was at the request `request_id`: its main thread first. Without threads, `silence` is the reason.
+    """Where a rank was at the request `request_id`: its main thread first.
 
-    `calls` are its collective calls, as far as torch has recorded them. With `LEFT` instead of a request ID, the rank
-    wrote this itself because such a call failed.
+    Without threads, `silence` is the reason.
+
+    `calls` are its collective calls, as far as torch has recorded them. With `LEFT` instead of a
+    request ID, the rank wrote this itself because such a call failed.
     """
 
     request_id: Word
@@ -208,7 +225,10 @@ class Stacks:
 
 @message
 class NodeStopping:
-    """From now on this node ends its ranks, for this `reason`. `culprit` is the node that caused it, -1 for none."""
+    """From now on this node ends its ranks, for this `reason`.
+
+    `culprit` is the node that caused it, -1 for none.
+    """
 
     reason: Paragraph
     culprit: int = -1
@@ -216,7 +236,10 @@ class NodeStopping:
 
 @message
 class Detached:
-    """From now on the job needs no notebook. Only the lead sends it. `why`: "asked", or "disconnected" for too long."""
+    """From now on the job needs no notebook.
+
+    Only the lead sends it. `why`: "asked", or "disconnected" for too long.
+    """
 
     why: Paragraph
 
@@ -225,7 +248,8 @@ class Detached:
 class Skipped:
     """Replaces the events from its own number up to `through`, which the host has not kept.
 
-    They were reports and lines of output, or came while the disk was full. The next event has the number `through` + 1.
+    They were reports and lines of output, or came while the disk was full. The next event has the
+    number `through` + 1.
     """
 
     through: Size
@@ -233,7 +257,9 @@ class Skipped:
 
 @message
 class StacksDone:
-    """The stacks of all `ranks` running ranks of this node were sent, for the request `request_id`."""
+    """The stacks of all `ranks` running ranks of this node were sent, for the request
+    `request_id`.
+    """
 
     request_id: Word
     ranks: int
@@ -254,9 +280,11 @@ class Final:
 
 @message
 class Hardware:
-    """The load of a host: memory in bytes, network in bytes per second, GPUs in the order of ranks' GPU numbers.
+    """The load of a host: memory in bytes, network in bytes per second, GPUs in the order of ranks'
+    GPU numbers.
 
-    None means unknown. It has no number and is in no journal: a notebook that was disconnected does not need it.
+    None means unknown. It has no number and is in no journal: a notebook that was disconnected does
+    not need it.
     """
 
     cpu_utilization: AmountOrNone = None

@@ -1,4 +1,6 @@
-"""File names as text in messages, percent-encoded: a file name on Linux is bytes, which may not be UTF-8."""
+"""File names as text in messages, percent-encoded: a file name on Linux is bytes, which may not be
+UTF-8.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Splits bytes from a pipe into lines and blocks. It does not read: its callers pass it the bytes."""
+"""Splits bytes from a pipe into lines and blocks.
+
+It does not read: its callers pass it the bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class Lines:
         self._data += data
 
     def line(self) -> bytes | None:
-        """Return the next line without its newline, None if it is incomplete. Raises `BadLine` if it is too long."""
+        """Return the next line without its newline, None if it is incomplete.
+
+        Raises `BadLine` if it is too long.
+        """
         end = self._data.find(b"\n", self._searched)
         if (len(self._data) if end < 0 else end) > MAX_LINE_BYTES:
             raise BadLine(f"a line of more than {MAX_LINE_BYTES} bytes")

@@ -1,9 +1,12 @@
-"""Messages as lines of a log, for a platform whose log is the only way from a task to the notebook. Pure.
+"""Messages as lines of a log, for a platform whose log is the only way from a task to the notebook.
+
+Pure.
 
     distmagic event NUMBER PART/PARTS TEXT      an event in its usual encoding; the numbers of a task increase
     distmagic result RANK PART/PARTS TEXT       a rank's return value, in base64
 
-A platform may cut long lines, so a long text is split into several. All other lines are ordinary output.
+A platform may cut long lines, so a long text is split into several. All other lines are ordinary
+output.
 """
 
 from __future__ import annotations
@@ -68,7 +71,10 @@ class Joining:
         self._begun: list[TextPart] = []
 
     def add(self, part: TextPart) -> str | None:
-        """Return the whole text after its last part, None before. A text with a missing part is dropped."""
+        """Return the whole text after its last part, None before.
+
+        A text with a missing part is dropped.
+        """
         if part.part == 1:
             self._begun = [part]
         elif self._begun and part == replace(

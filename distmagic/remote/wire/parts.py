@@ -39,7 +39,9 @@ class Bar:
 
 @frozen
 class MetricRow:
-    """One call of `report` with metrics: seconds since the rank's start, the step if given, and the values."""
+    """One call of `report` with metrics: seconds since the rank's start, the step if given, and the
+    values.
+    """
 
     at_s: Amount
     step: AmountOrNone = None
@@ -47,7 +49,9 @@ class MetricRow:
 
 
 def points_of(rows: Iterable[MetricRow]) -> dict[str, Numbers]:
-    """Return the points of each metric: seconds, step (NaN without one) and value, one after the other."""
+    """Return the points of each metric: seconds, step (NaN without one) and value, one after the
+    other.
+    """
     found: dict[str, list[float]] = {}
     for row in rows:
         step = math.nan if row.step is None else row.step
@@ -70,7 +74,8 @@ class Failure:
 
 @frozen
 class GroupCalls:
-    """A process group of a rank: its size, its number of calls by this rank, and the last one, such as all_reduce.
+    """A process group of a rank: its size, its number of calls by this rank, and the last one, such
+    as all_reduce.
 
     Calls between single ranks, such as `send`, don't count.
     """
@@ -93,13 +98,16 @@ class Exit:
 
 @frozen
 class JobTerms:
-    """The settings of a job, decided once by the plan and equal on all of its nodes for the whole run.
+    """The settings of a job, decided once by the plan and equal on all of its nodes for the whole
+    run.
 
-    The plan, the start message of each node, the job file, the list of jobs and the notebook's state of a job contain
-    this record. A new setting needs a field here, a flag that sets it, and the code that uses it.
+    The plan, the start message of each node, the job file, the list of jobs and the notebook's
+    state of a job contain this record. A new setting needs a field here, a flag that sets it, and
+    the code that uses it.
     """
 
-    # How long the job outlives a notebook that no longer renews its lease. With `goes_on_alone` it then runs on.
+    # How long the job outlives a notebook that no longer renews its lease. With `goes_on_alone` it
+    # then runs on.
     lease_s: LeaseSeconds
     owner: Name = ""  # who started the job, see names.py
     goes_on_alone: bool = False
@@ -137,8 +145,9 @@ class JobTerms:
 class DeviceClaim:
     """A job that has a device of a host.
 
-    `device` is its name in this run's request. `job` is "" if unknown. `owner` is the owner of the job: only the user
-    name for another user, "" if unknown. `since_s`: seconds since 1970 by the host's clock.
+    `device` is its name in this run's request. `job` is "" if unknown. `owner` is the owner of the
+    job: only the user name for another user, "" if unknown. `since_s`: seconds since 1970 by the
+    host's clock.
     """
 
     device: Word
@@ -149,9 +158,11 @@ class DeviceClaim:
 
 @frozen
 class Membership:
-    """A node's settings for heartbeats: the job's `secret` in hex, the node's own address, the lead's address and port.
+    """A node's settings for heartbeats: the job's `secret` in hex, the node's own address, the
+    lead's address and port.
 
-    `nodes`: the number of nodes at the start of the job. A node without heartbeats for `lost_after_s` is lost.
+    `nodes`: the number of nodes at the start of the job. A node without heartbeats for
+    `lost_after_s` is lost.
     """
 
     secret: str = field(repr=False)
@@ -167,8 +178,8 @@ class WorkDir:
     """The working directory of a run on a host, kept for the next run with the same name."""
 
     name: str
-    # The user and the notebook or script that use it: another one with the same name gets another directory. "" if the
-    # user has named the directory, which all runs with that name share.
+    # The user and the notebook or script that use it: another one with the same name gets another
+    # directory. "" if the user has named the directory, which all runs with that name share.
     origin: str = ""
     manifest: str = ""  # the blob with the list of files to write, "" for none
     files: int = 0  # their number
@@ -180,12 +191,12 @@ class WorkDir:
 
 @frozen
 class JoinTemplate:
-    """The settings that the lead of an elastic job keeps for nodes that join later, in addition to its own start
-    message.
+    """The settings that the lead of an elastic job keeps for nodes that join later, in addition to
+    its own start message.
 
-    `sizes` are the bytes of the payload's blobs in the order call, code, side files. `nproc_per_node` is a number as
-    text, gpu, cpu, auto, or "" if the user set none. `cwd` is "" if the user set none. `work` is for hosts other than
-    the notebook machine.
+    `sizes` are the bytes of the payload's blobs in the order call, code, side files.
+    `nproc_per_node` is a number as text, gpu, cpu, auto, or "" if the user set none. `cwd` is "" if
+    the user set none. `work` is for hosts other than the notebook machine.
     """
 
     sizes: tuple[int, ...]
@@ -196,9 +207,12 @@ class JoinTemplate:
 
 @frozen
 class Frame:
-    """One frame of a thread. `file` is a cell's label, or a module's path without the part that differs between hosts.
+    """One frame of a thread.
 
-    `mine`: it is code of the user: a cell, a script or a module. `text` is its source line, if known.
+    `file` is a cell's label, or a module's path without the part that differs between hosts.
+
+    `mine`: it is code of the user: a cell, a script or a module. `text` is its source line, if
+    known.
     """
 
     file: Word
@@ -217,7 +231,9 @@ class Thread:
 
 @frozen
 class CallRecord:
-    """A collective call of a rank: its number in its group, and the shapes of its tensors, as in `[4], [2, 3]`."""
+    """A collective call of a rank: its number in its group, and the shapes of its tensors, as in
+    `[4], [2, 3]`.
+    """
 
     number: int
     name: Word
@@ -229,8 +245,8 @@ class CallRecord:
 class GroupRecord:
     """The last calls of a rank in a process group, in order.
 
-    `name` is "" if the group has no name of its own, and `ranks` is "" if all ranks are in it. Each `backend` of a
-    group counts its own calls. `waits_s` is the age of the first unfinished call.
+    `name` is "" if the group has no name of its own, and `ranks` is "" if all ranks are in it. Each
+    `backend` of a group counts its own calls. `waits_s` is the age of the first unfinished call.
     """
 
     name: Word = ""
@@ -250,7 +266,9 @@ class Blob:
 
 @frozen
 class PlacedFile:
-    """A file made from a blob: its `path` below a folder, percent-encoded, and its permissions, as `chmod` takes them."""
+    """A file made from a blob: its `path` below a folder, percent-encoded, and its permissions, as
+    `chmod` takes them.
+    """
 
     path: str
     blob: Blob
@@ -259,7 +277,9 @@ class PlacedFile:
 
 @frozen
 class Secret:
-    """A certificate and its private key, both PEM: a process that has them may take part in one delivery."""
+    """A certificate and its private key, both PEM: a process that has them may take part in one
+    delivery.
+    """
 
     certificate: str
     key: str = field(repr=False)
@@ -267,7 +287,10 @@ class Secret:
 
 @frozen
 class JobListing:
-    """One node of a job in its host's list of jobs. The job file contains a listing with the values at the start."""
+    """One node of a job in its host's list of jobs.
+
+    The job file contains a listing with the values at the start.
+    """
 
     protocol: int  # the protocol version of its agent
     job: Name
@@ -289,10 +312,11 @@ class JobListing:
 
 @frozen
 class KeptWorkDir:
-    """A working directory on a host, or, with its whole path, a file or folder copied by `PlaceFiles`.
+    """A working directory on a host, or, with its whole path, a file or folder copied by
+    `PlaceFiles`.
 
-    `age_s`: how long it was unused. `is_used`: a running job uses it. `owners` are the owners of the jobs that have
-    used it.
+    `age_s`: how long it was unused. `is_used`: a running job uses it. `owners` are the owners of
+    the jobs that have used it.
     """
 
     name: Name
@@ -305,7 +329,8 @@ class KeptWorkDir:
 
 @frozen
 class Folder:
-    """A folder on a host: the working directory of a job's node, or the folder `path` if `job` is "".
+    """A folder on a host: the working directory of a job's node, or the folder `path` if `job` is
+    "".
 
     A `path` is relative to the home directory, unless it starts with a slash.
     """
@@ -317,7 +342,8 @@ class Folder:
 
 @frozen
 class FoundFile:
-    """A file in a folder: its relative path, its size, its last change in seconds since 1970, and its permissions.
+    """A file in a folder: its relative path, its size, its last change in seconds since 1970, and
+    its permissions.
 
     In messages the path is percent-encoded, see `file_names`.
     """
@@ -340,11 +366,13 @@ class Gpu:
 
 @frozen
 class GpuHealth:
-    """NVML's data about a GPU that matter before a run. `holders` are processes that use its memory.
+    """NVML's data about a GPU that matter before a run.
+
+    `holders` are processes that use its memory.
 
     A GPU that MIG divides has no memory of its own: each part is isolated from the others.
-    `ecc_errors` are uncorrected errors since the driver was loaded. `slowed_by` is why it runs slower than it could, ""
-    for nothing.
+    `ecc_errors` are uncorrected errors since the driver was loaded. `slowed_by` is why it runs
+    slower than it could, "" for nothing.
     """
 
     model: Word
@@ -366,10 +394,11 @@ class HostDoor:
 
 @frozen
 class Template:
-    """A process that keeps torch loaded: its age, how long it was unused, and its memory (with its share of shared
-    pages).
+    """A process that keeps torch loaded: its age, how long it was unused, and its memory (with its
+    share of shared pages).
 
-    `packages` are the other packages that it has loaded; `refused` those that can't be loaded, with the reasons.
+    `packages` are the other packages that it has loaded; `refused` those that can't be loaded, with
+    the reasons.
     """
 
     pid: int

@@ -1,7 +1,7 @@
 """Finds metrics in printed lines, such as `step 100: train loss 2.31, lr 3e-4`.
 
-Only unambiguous ones are accepted: a name whose last word is well known, then `:`, `=` or a space, and a number.
-`PrintedRows` makes rows of metrics from them, if a rank reports none in another way.
+Only unambiguous ones are accepted: a name whose last word is well known, then `:`, `=` or a space,
+and a number. `PrintedRows` makes rows of metrics from them, if a rank reports none in another way.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def may_have_numbers(text: bytes) -> bool:
 
 
 def numbers_of(line: str) -> dict[str, float]:
-    """Return the numbers of a line by name, in lower case and without spaces; {} for nearly all lines.
+    """Return the numbers of a line by name, in lower case and without spaces; {} for nearly all
+    lines.
 
     Drawn bars (`40%|####`) and very long lines have none.
     """
@@ -75,7 +76,8 @@ def numbers_of(line: str) -> dict[str, float]:
             ):
                 found.setdefault(name, share)
             continue
-        # "loss 3 times", "return 0.5": an integer after a space, and a line of code, may mean anything.
+        # "loss 3 times", "return 0.5": an integer after a space, and a line of code, may mean
+        # anything.
         is_clear = not between.isspace() or not (value.isdigit() or name == "return")
         if name and is_clear:
             found.setdefault(name, float(value.replace(",", "")))

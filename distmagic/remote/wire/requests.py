@@ -20,7 +20,9 @@ from distmagic.remote.wire.parts import (
 
 @request
 class GetRoute:
-    """Asks for the `Route` to `peer`, an address; "" means the machine that opened this connection."""
+    """Asks for the `Route` to `peer`, an address; "" means the machine that opened this
+    connection.
+    """
 
     peer: str
 
@@ -34,10 +36,12 @@ class GetFreePort:
 
 @request
 class Examine:
-    """Asks for the doctor's data about the host; `Examined` follows. `packages` are those whose versions are wanted.
+    """Asks for the doctor's data about the host; `Examined` follows.
 
-    From then on the host listens on these ports (0 means any free one) for hosts that have the `secret`. It uses its
-    own address on the route to `peer`.
+    `packages` are those whose versions are wanted.
+
+    From then on the host listens on these ports (0 means any free one) for hosts that have the
+    `secret`. It uses its own address on the route to `peer`.
     """
 
     packages: tuple[str, ...] = ()
@@ -58,7 +62,9 @@ class Knock:
 
 @request
 class ClaimDevices:
-    """Reserves these devices of the host for a job; `DevicesClaimed` follows, or `Refused`. Empty: release all.
+    """Reserves these devices of the host for a job; `DevicesClaimed` follows, or `Refused`.
+
+    Empty: release all.
 
     The agent that this conversation starts next keeps them as long as it lives.
     """
@@ -83,10 +89,11 @@ class CheckBlobs:
 
 @request
 class ServeBlobs:
-    """Asks the host to serve these blobs, in this order, to one other host that has the secret; `Serving` follows.
+    """Asks the host to serve these blobs, in this order, to one other host that has the secret;
+    `Serving` follows.
 
-    `has_them`: the host has the blobs. If not, `ReceiveBlobs` follows, and they are forwarded while they arrive.
-    `address` is the host's own, and the only one on which it listens.
+    `has_them`: the host has the blobs. If not, `ReceiveBlobs` follows, and they are forwarded while
+    they arrive. `address` is the host's own, and the only one on which it listens.
     """
 
     blobs: tuple[Blob, ...]
@@ -97,8 +104,8 @@ class ServeBlobs:
 
 @request
 class ReceiveBlobs:
-    """Asks the host to receive these blobs, in this order, from the host at `address` and `port`; port 0: from the
-    notebook.
+    """Asks the host to receive these blobs, in this order, from the host at `address` and `port`;
+    port 0: from the notebook.
 
     Any number of `ReceivedBytes` and `NeedBlob` follow, and at the end an empty `MissingBlobs`.
     """
@@ -111,10 +118,12 @@ class ReceiveBlobs:
 
 @request
 class TemplateRequest:
-    """Asks for a process with torch loaded before a job with these variables starts, which is kept for later jobs.
+    """Asks for a process with torch loaded before a job with these variables starts, which is kept
+    for later jobs.
 
-    `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used one for `idle_s`.
-    `env` and `defaults` are those of `StartNode`, as far as known. `preload`: other modules to load.
+    `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used
+    one for `idle_s`. `env` and `defaults` are those of `StartNode`, as far as known. `preload`:
+    other modules to load.
     """
 
     owner: str
@@ -155,7 +164,10 @@ class StartNode:
 
 @request
 class FollowJob:
-    """Asks for the job's events after number `after`, including later ones. `live`: only events from now on."""
+    """Asks for the job's events after number `after`, including later ones.
+
+    `live`: only events from now on.
+    """
 
     job: str
     node_rank: int
@@ -170,7 +182,10 @@ class RenewLease:
 
 @request
 class DetachJob:
-    """Lets the job run without a notebook. It is sent to the lead, which answers with the event `Detached`."""
+    """Lets the job run without a notebook.
+
+    It is sent to the lead, which answers with the event `Detached`.
+    """
 
 
 @request
@@ -183,8 +198,8 @@ class StopNode:
 
 @request
 class DumpStacks:
-    """Asks every rank of this node for its stack: `Stacks` of each rank and `StacksDone` follow, with this
-    `request_id`.
+    """Asks every rank of this node for its stack: `Stacks` of each rank and `StacksDone` follow,
+    with this `request_id`.
 
     `quietly`: only ranks that have an answering thread; none gets a signal.
     """
@@ -195,11 +210,12 @@ class DumpStacks:
 
 @request
 class RankInput:
-    """Sends a rank of this node the line of input that it waits for. No answer follows: `Resumed` shows that the rank
-    read it.
+    """Sends a rank of this node the line of input that it waits for.
 
-    A rank that does not wait at this `prompt` gets nothing. `is_end` sends the end of its standard input instead. Only
-    the text before the first newline is sent, at most 4 KiB.
+    No answer follows: `Resumed` shows that the rank read it.
+
+    A rank that does not wait at this `prompt` gets nothing. `is_end` sends the end of its standard
+    input instead. Only the text before the first newline is sent, at most 4 KiB.
     """
 
     rank: int
@@ -210,7 +226,9 @@ class RankInput:
 
 @request
 class GetStart:
-    """Asks the lead of an elastic job for the message that started it; `LeadStart` or `Refused` follows."""
+    """Asks the lead of an elastic job for the message that started it; `LeadStart` or `Refused`
+    follows.
+    """
 
 
 @request
@@ -233,10 +251,11 @@ class GetBlob:
 
 @request
 class GetFile:
-    """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or `Refused`, follow.
+    """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or
+    `Refused`, follow.
 
-    `most_bytes` limits the answer to the last bytes of the file. `begin` and `end` are positions in a log, which count
-    bytes that are no longer kept: the answer is of that part alone.
+    `most_bytes` limits the answer to the last bytes of the file. `begin` and `end` are positions in
+    a log, which count bytes that are no longer kept: the answer is of that part alone.
     """
 
     job: str
@@ -250,7 +269,9 @@ class GetFile:
 
 @request
 class ProfileRanks:
-    """Asks the ranks of a node to profile their next steps, once for each `profile`; `Profiled` follows at once."""
+    """Asks the ranks of a node to profile their next steps, once for each `profile`; `Profiled`
+    follows at once.
+    """
 
     job: str
     node_rank: int
@@ -269,7 +290,8 @@ class ResultTaken:
 
 @request
 class SweepJob:
-    """Ends what is left of a node of this job, and of dead agents of its other nodes; `Final` follows.
+    """Ends what is left of a node of this job, and of dead agents of its other nodes; `Final`
+    follows.
 
     Without a `node_rank`, no live agent is ended.
     """
@@ -280,7 +302,9 @@ class SweepJob:
 
 @request
 class ListJobs:
-    """Asks for the host's jobs, or one `job`: any number of `Jobs` follow, and an empty one at the end."""
+    """Asks for the host's jobs, or one `job`: any number of `Jobs` follow, and an empty one at the
+    end.
+    """
 
     job: str = ""
 
@@ -298,7 +322,9 @@ class RemoveJob:
 
 @request
 class PruneBlobs:
-    """Counts the bytes of unused blobs, environments and setups; removes these if `removes`. `Removed` follows.
+    """Counts the bytes of unused blobs, environments and setups; removes these if `removes`.
+
+    `Removed` follows.
 
     With an `owner`, only environments that no other owner has requested, and no setups.
     """
@@ -322,8 +348,9 @@ class ListFiles:
 class ReadFile:
     """Asks for a file below a folder; `path` is percent-encoded.
 
-    The notebook has its first `size_bytes`, with this `sha256`: if they are unchanged, only the rest is sent.
-    `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or `Refused`.
+    The notebook has its first `size_bytes`, with this `sha256`: if they are unchanged, only the
+    rest is sent. `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or
+    `Refused`.
     """
 
     folder: Folder
@@ -334,9 +361,11 @@ class ReadFile:
 
 @request
 class WriteFile:
-    """Offers a file with its permissions for a folder; `path` is percent-encoded, and its parent folders are made.
+    """Offers a file with its permissions for a folder; `path` is percent-encoded, and its parent
+    folders are made.
 
-    `FileBegins` has the byte from which the notebook must send it. After the last byte comes `FileEnds`, or `Refused`.
+    `FileBegins` has the byte from which the notebook must send it. After the last byte comes
+    `FileEnds`, or `Refused`.
     """
 
     folder: Folder
@@ -348,8 +377,8 @@ class WriteFile:
 
 @request
 class PlaceFiles:
-    """Puts these files into a folder; `MissingBlobs` follows, with files that neither exist nor are on the host as
-    blobs.
+    """Puts these files into a folder; `MissingBlobs` follows, with files that neither exist nor are
+    on the host as blobs.
 
     The host records them for `ListWorkDirs`; `origin` and `owner` are as for a working directory.
     """
@@ -362,12 +391,16 @@ class PlaceFiles:
 
 @request
 class ListWorkDirs:
-    """Asks for the working directories on this host, and for files copied by `PlaceFiles`; `WorkDirs` follows."""
+    """Asks for the working directories on this host, and for files copied by `PlaceFiles`;
+    `WorkDirs` follows.
+    """
 
 
 @request
 class RemoveWorkDir:
-    """Removes a working directory that no job uses, or files copied by `PlaceFiles`; `Removed` or `Refused` follows."""
+    """Removes a working directory that no job uses, or files copied by `PlaceFiles`; `Removed` or
+    `Refused` follows.
+    """
 
     name: str
 
@@ -376,8 +409,9 @@ class RemoveWorkDir:
 class SyncEnvironment:
     """Asks for a virtual environment with these packages, under this name.
 
-    `requirements` are lines for pip; instead, `lock` may have the text of a lock file, by file name. `owner` requests
-    it. Any number of `EnvironmentProgress` follow, at least one per second, and then `EnvironmentReady` or `Refused`.
+    `requirements` are lines for pip; instead, `lock` may have the text of a lock file, by file
+    name. `owner` requests it. Any number of `EnvironmentProgress` follow, at least one per second,
+    and then `EnvironmentReady` or `Refused`.
     """
 
     name: str
@@ -400,7 +434,10 @@ class ListTemplates:
 
 @request
 class EndTemplates:
-    """Ends the templates of a notebook; an empty `Templates` follows. Jobs that they started run on."""
+    """Ends the templates of a notebook; an empty `Templates` follows.
+
+    Jobs that they started run on.
+    """
 
     owner: str
 

@@ -1,7 +1,9 @@
-"""The values of text fields with a fixed set of values: why ranks are stopped, and how a rank ended.
+"""The values of text fields with a fixed set of values: why ranks are stopped, and how a rank
+ended.
 
-In messages they are plain text: another version of distmagic may send a value that this one does not know. So a reader
-first converts the text to the type; `known_stop_reason` does that for reasons.
+In messages they are plain text: another version of distmagic may send a value that this one does
+not know. So a reader first converts the text to the type; `known_stop_reason` does that for
+reasons.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a job as an OSMO workflow: distmagic submits it and follows its log.
 
-OSMO starts the processes; distmagic itself starts none on those machines, except by the files in the workflow. Read in
-this order:
+OSMO starts the processes; distmagic itself starts none on those machines, except by the files in
+the workflow. Read in this order:
 
     osmo_words.py    parses output of the program `osmo`: states, refusals, lines of a log   pure
     osmo.py          runs that program: submit, query, follow the log, cancel, fetch

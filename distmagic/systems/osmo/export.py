@@ -1,8 +1,11 @@
-"""NVIDIA OSMO: a workflow whose tasks start torchrun, and one whose tasks start numbered ranks. Pure.
+"""NVIDIA OSMO: a workflow whose tasks start torchrun, and one whose tasks start numbered ranks.
 
-One group has a master, which leads it, and workers. OSMO processes a workflow as a Jinja template before it parses the
-YAML. So all content of the user is in base64, and the only braces in the workflow are OSMO's own, `{{host:master}}` and
-`{{output}}`. OSMO sets no variables inside a task, so the workflow sets those that the scripts need.
+Pure.
+
+One group has a master, which leads it, and workers. OSMO processes a workflow as a Jinja template
+before it parses the YAML. So all content of the user is in base64, and the only braces in the
+workflow are OSMO's own, `{{host:master}}` and `{{output}}`. OSMO sets no variables inside a task,
+so the workflow sets those that the scripts need.
 """
 
 from __future__ import annotations
@@ -190,7 +193,9 @@ def _inline(job: ExportedJob, scripts: Sequence[File]) -> str:
 
 
 def _begin(job: ExportedJob, what: str) -> list[str]:
-    """Return the first lines of a task's script: variables, the master's name, and the start folder of ranks."""
+    """Return the first lines of a task's script: variables, the master's name, and the start folder
+    of ranks.
+    """
     lines = [
         f"# What each task runs: {what}.",
         parts.require(_VARIABLES, "the workflow"),

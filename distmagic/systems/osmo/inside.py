@@ -1,5 +1,6 @@
-"""Reads the variables of a task in NVIDIA OSMO. OSMO sets none itself; exported workflows set these four in
-`environment`.
+"""Reads the variables of a task in NVIDIA OSMO.
+
+OSMO sets none itself; exported workflows set these four in `environment`.
 
     DISTMAGIC_WORKFLOW     {{workflow_id}}
     DISTMAGIC_NODE_RANK    0 in the lead (master) task, 1, 2 ... in the workers

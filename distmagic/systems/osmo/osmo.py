@@ -1,4 +1,7 @@
-"""Runs NVIDIA OSMO's program `osmo`: submit, query, follow the log, cancel, fetch. Each call has a time limit."""
+"""Runs NVIDIA OSMO's program `osmo`: submit, query, follow the log, cancel, fetch.
+
+Each call has a time limit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def check() -> None:
 
 
 def submit(path: Path) -> str:
-    """Submit a workflow; return its ID. Raises `UsageError` if OSMO refuses it, and `Unreachable`."""
+    """Submit a workflow; return its ID.
+
+    Raises `UsageError` if OSMO refuses it, and `Unreachable`.
+    """
     words = ("workflow", "submit", str(path), "-t", "json")
     return osmo_words.read_id(_said(words, SUBMIT_S, _MAY_RUN))
 
@@ -60,7 +66,9 @@ def fetch(url: str, folder: Path) -> None:
 
 
 def open_log(workflow_id: str) -> subprocess.Popen[bytes]:
-    """Start `osmo workflow logs`: it prints all lines from the first on, until the workflow has ended, or earlier."""
+    """Start `osmo workflow logs`: it prints all lines from the first on, until the workflow has
+    ended, or earlier.
+    """
     return _started(("workflow", "logs", workflow_id), subprocess.DEVNULL)
 
 
@@ -88,7 +96,10 @@ def break_off(log: subprocess.Popen[bytes]) -> None:
 
 
 def _said(words: Sequence[str], limit_s: float, late: str = _LATE) -> str:
-    """Return the output of `osmo`. Raises `UsageError`, or `Unreachable` after the time limit, with the hint `late`."""
+    """Return the output of `osmo`.
+
+    Raises `UsageError`, or `Unreachable` after the time limit, with the hint `late`.
+    """
     what = " ".join(("osmo", *words[:2]))
     process = _started(words, subprocess.PIPE)
     try:

@@ -1,8 +1,9 @@
 """Parses output of the program `osmo`: workflows and their tasks, refusals, lines of a log. Pure.
 
-Source: the public code of its command line (src/cli/workflow.py and src/service/core/workflow/objects.py, August 2026).
-With `-t json`, submit, query and cancel print JSON, also for an error: {"message", "code"}. Its exit code is 1 for a
-refused workflow, 2 for a user's mistake, 10 if the service is unreachable, 75 if it is overloaded.
+Source: the public code of its command line (src/cli/workflow.py and
+src/service/core/workflow/objects.py, August 2026). With `-t json`, submit, query and cancel print
+JSON, also for an error: {"message", "code"}. Its exit code is 1 for a refused workflow, 2 for a
+user's mistake, 10 if the service is unreachable, 75 if it is overloaded.
 """
 
 from __future__ import annotations
@@ -100,7 +101,10 @@ def read_id(out: str) -> str:
 
 
 def read_state(out: str) -> WorkflowState:
-    """Return the output of `osmo workflow query`, parsed. Raises `DistmagicError` for any other text."""
+    """Return the output of `osmo workflow query`, parsed.
+
+    Raises `DistmagicError` for any other text.
+    """
     document = _document(out)
     tasks = []
     try:
@@ -174,10 +178,12 @@ def _short(text: str) -> str:
 
 
 class LogReader:
-    """Reads lines, and calls `put` with a task's number, an event and its size. Lines read before are skipped.
+    """Reads lines, and calls `put` with a task's number, an event and its size.
 
-    `finished` are the tasks whose last log line has come, `result` is rank 0's return value, which the first task
-    writes.
+    Lines read before are skipped.
+
+    `finished` are the tasks whose last log line has come, `result` is rank 0's return value, which
+    the first task writes.
     """
 
     def __init__(self, tasks: tuple[str, ...], put: Put) -> None:

@@ -4,7 +4,8 @@
     output of tasks (remote/contact/task.py) -> osmo workflow logs -> events -> the view of any run
     an interrupt                            -> osmo workflow cancel
 
-This module makes the workflow's content, and rejects unsupported flags. workflow.py submits and follows it.
+This module makes the workflow's content, and rejects unsupported flags. workflow.py submits and
+follows it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _OTHER_FLAGS = {
 
 
 def check(request: Request) -> None:
-    """Raise `UsageError` for flags that a run on OSMO does not support, and if the program `osmo` is missing."""
+    """Raise `UsageError` for flags that a run on OSMO does not support, and if the program `osmo`
+    is missing.
+    """
     osmo.check()
     for name, (why, hint) in _OTHER_FLAGS.items():
         if getattr(request.spec, name):
@@ -89,8 +92,8 @@ def run(
 ) -> Run:
     """Run a payload as a workflow, and return its `Run`. `variable` as for `Session.launch`.
 
-    Raises `UsageError` and `Unreachable` if it can't be submitted; else the errors of any run, with its `Run`. Results
-    that can't be downloaded do not fail the run.
+    Raises `UsageError` and `Unreachable` if it can't be submitted; else the errors of any run, with
+    its `Run`. Results that can't be downloaded do not fail the run.
     """
     payload = with_tree(payload, request.spec.sync, Path.cwd())
     terms = terms_of(

@@ -1,9 +1,10 @@
-"""Starts the ranks of one task: --size processes, whose global ranks begin at --offset, in a world of --world_size.
+"""Starts the ranks of one task: --size processes, whose global ranks begin at --offset, in a world
+of --world_size.
 
     python start_ranks.py --size 8 --offset 16 --world_size 24 -- train.py 50 --lr 0.1
 
-MASTER_ADDR and MASTER_PORT say where rank 0 listens. A rank that fails ends the others of its task, and its exit code is
-this program's. It needs nothing but Python.
+MASTER_ADDR and MASTER_PORT say where rank 0 listens. A rank that fails ends the others of its task,
+and its exit code is this program's. It needs nothing but Python.
 """
 
 import argparse

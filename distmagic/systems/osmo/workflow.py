@@ -4,9 +4,9 @@
     followed    one thread polls its state with growing pauses; another reads its log, again if it breaks off
     over        OSMO reports its end, and the log was read once more from then, or `LAST_LINES_S` have passed
 
-Promised: no call of `osmo` lasts forever, and no line of the log is used twice. Not promised: that all lines arrive,
-because OSMO only keeps the last ones; then OSMO's state decides how the run ended. If the kernel dies, the workflow
-runs on.
+Promised: no call of `osmo` lasts forever, and no line of the log is used twice. Not promised: that
+all lines arrive, because OSMO only keeps the last ones; then OSMO's state decides how the run
+ended. If the kernel dies, the workflow runs on.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _SOON = 30
 
 
 class WorkflowRun:
-    """One workflow from its submission to its end; each of its tasks is a node. `workflow_id` is "" before the
-    submission.
+    """One workflow from its submission to its end; each of its tasks is a node.
+
+    `workflow_id` is "" before the submission.
 
     `text` is the workflow; `variable` the name of the run's variable.
     """
@@ -131,7 +132,9 @@ class WorkflowRun:
     # ---- following, on threads
 
     def _follow(self) -> WorkflowState | None:
-        """Poll the workflow until it ends, reading its log; return its last state, None if the user stopped waiting."""
+        """Poll the workflow until it ends, reading its log; return its last state, None if the user
+        stopped waiting.
+        """
         log = threads.begin("osmo-log", self._read_log)
         state = self._last_state()
         self._is_over.set()

@@ -1,4 +1,6 @@
-"""SING Cloud: an image whose entry point starts on every node. It reads the platform's variables. Pure.
+"""SING Cloud: an image whose entry point starts on every node.
+
+It reads the platform's variables. Pure.
 
     SING_RANK                                 the number of a node, 0 being the first
     SING_WORLD_SIZE                           the number of nodes
@@ -6,7 +8,8 @@
     SING_JOB_NAME, SING_HOSTNAME_SUFFIX       node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
     SING_HOST_ADDR                            a node's own name or address
 
-Secrets of `--env` are not in the image: they must be set as variables of the job; `secrets.env` lists them.
+Secrets of `--env` are not in the image: they must be set as variables of the job; `secrets.env`
+lists them.
 """
 
 from __future__ import annotations
@@ -102,7 +105,10 @@ def _node(job: ExportedJob) -> str:
 
 
 def _secrets(job: ExportedJob) -> tuple[File, ...]:
-    """Return the file with a line for each secret, in the format of docker's `--env-file`. Raises `UsageError`."""
+    """Return the file with a line for each secret, in the format of docker's `--env-file`.
+
+    Raises `UsageError`.
+    """
     lines = []
     for name, value in job.secrets:
         if "\n" in value or "\r" in value:

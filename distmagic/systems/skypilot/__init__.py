@@ -1,7 +1,8 @@
 """Uses a SkyPilot cluster as SSH hosts, and exports a job as a SkyPilot task.
 
-sky_words parses `sky status` for a cluster's name and launch. cluster makes Hosts of it. They are reached with the ssh
-configuration that SkyPilot writes, and with the host keys seen first in this launch.
+sky_words parses `sky status` for a cluster's name and launch. cluster makes Hosts of it. They are
+reached with the ssh configuration that SkyPilot writes, and with the host keys seen first in this
+launch.
 
 The package does not use ranks. Read in this order:
 

@@ -5,9 +5,10 @@
     found     the hosts are known; each connection is SSH with SkyPilot's configuration
     doubtful  a host did not answer: the next cell checks again whether the cluster is up
 
-If the program is not installed, only its configuration file is read, so a cluster that others have launched can be
-used. Promised: a cluster that this notebook launched, and that failed or was given up during the launch, is shut down.
-No other one is, unless a user requests it by name. When the kernel ends, SkyPilot shuts the idle cluster down.
+If the program is not installed, only its configuration file is read, so a cluster that others have
+launched can be used. Promised: a cluster that this notebook launched, and that failed or was given
+up during the launch, is shut down. No other one is, unless a user requests it by name. When the
+kernel ends, SkyPilot shuts the idle cluster down.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _OUTWARD = (
 class Cluster:
     """One cluster whose hosts a cell uses. `hosts` is () until it is known to be up.
 
-    `cluster` is SkyPilot's name of it, and `source` distinguishes this launch from others. `error` is set when it is
-    over.
+    `cluster` is SkyPilot's name of it, and `source` distinguishes this launch from others. `error`
+    is set when it is over.
     """
 
     def __init__(self, request: SkyRequest, owner: str) -> None:
@@ -125,10 +126,12 @@ class Cluster:
     # ---- found
 
     def wait(self, asker: NotebookAsker, tell: sky.Tell) -> Hosts:
-        """Return the hosts once they are known, launching the cluster if needed; `tell` gets the reason for the wait.
+        """Return the hosts once they are known, launching the cluster if needed; `tell` gets the
+        reason for the wait.
 
-        Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was given up by another
-        thread. Raises `Unreachable` if SkyPilot does not answer or can't launch it, and KeyboardInterrupt.
+        Call it on the thread of the run. Raises `UsageError` for a cluster that is not up, or was
+        given up by another thread. Raises `Unreachable` if SkyPilot does not answer or can't launch
+        it, and KeyboardInterrupt.
         """
         if self.hosts:
             return self.hosts
@@ -141,8 +144,9 @@ class Cluster:
         return self.hosts
 
     def _ended_by(self, caught: BaseException, asker: NotebookAsker) -> BaseException:
-        """Return the error of a failed or interrupted wait. Shut the cluster down if this kernel has launched it for
-        nobody else.
+        """Return the error of a failed or interrupted wait.
+
+        Shut the cluster down if this kernel has launched it for nobody else.
         """
         if isinstance(caught, KeyboardInterrupt) and self.awaited_by - {asker}:
             return caught
@@ -162,7 +166,10 @@ class Cluster:
         return error
 
     def _state(self, asker: NotebookAsker, tell: sky.Tell) -> ClusterState:
-        """Return the state of a running cluster. Raises `UsageError` if it is not up, and `Unreachable`."""
+        """Return the state of a running cluster.
+
+        Raises `UsageError` if it is not up, and `Unreachable`.
+        """
         if self._asked is None:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
@@ -202,7 +209,8 @@ class Cluster:
             )
         number = hashlib.sha256(state.launch.encode()).hexdigest()[:16]
         self.source = self._source(number)
-        # The file for the host keys of this launch, and remove those of earlier launches of the same name.
+        # The file for the host keys of this launch, and remove those of earlier launches of the
+        # same name.
         folder = Path(_PINS).expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = folder / f"sky-{self.cluster}.{number}"
@@ -228,7 +236,9 @@ class Cluster:
             error.hint = self.error.hint
 
     def findings(self, asker: Asker) -> tuple[Finding, ...]:  # noqa: ARG002 - as an allocation's
-        """Return (): SkyPilot only reports that a cluster is down, which its hosts' SSH errors name."""
+        """Return (): SkyPilot only reports that a cluster is down, which its hosts' SSH errors
+        name.
+        """
         return ()
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
@@ -248,7 +258,9 @@ class Cluster:
     # ---- the end
 
     def end(self) -> None:
-        """Shut the cluster down if this notebook launched it. A cluster that the user named keeps running.
+        """Shut the cluster down if this notebook launched it.
+
+        A cluster that the user named keeps running.
 
         If `wait` is still launching it on another thread, that thread shuts it down.
         """
@@ -265,7 +277,9 @@ class Cluster:
             print(error, file=sys.stderr)  # noqa: T201
 
     def leave(self) -> None:
-        """Leave the cluster to SkyPilot, which stops it when idle; end this machine's processes for it."""
+        """Leave the cluster to SkyPilot, which stops it when idle; end this machine's processes for
+        it.
+        """
         # Before any command ends, so that its waiting thread raises this.
         if self.error is None:
             self.error = UsageError(f"The cluster {self.cluster} was given up.")
@@ -276,8 +290,8 @@ class Cluster:
 class _ForwardedTransport:
     """SSH to a host that may be behind a forwarded port, such as a pod or a Slurm node.
 
-    Such a host sees a connection from itself. So it gets an outside address, and determines its own address on the
-    route to that.
+    Such a host sees a connection from itself. So it gets an outside address, and determines its own
+    address on the route to that.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -285,7 +299,10 @@ class _ForwardedTransport:
         self.warnings = inner.warnings
 
     def start(self, argv: Argv) -> Process:
-        """Start `argv` on the host. A variable holds the outside address that the class describes."""
+        """Start `argv` on the host.
+
+        A variable holds the outside address that the class describes.
+        """
         return self._inner.start(("sh", "-c", _OUTWARD, "sh", *argv))
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """SkyPilot: a task with the static rendezvous, and one with c10d. Pure.
 
-The task reads the number of nodes and GPUs from SkyPilot's variables, so `sky launch --num-nodes 4 --gpus L4:4` needs
-no edit. Variables and secrets are the task's `envs` and `secrets`, which SkyPilot sets on every node.
+The task reads the number of nodes and GPUs from SkyPilot's variables, so `sky launch --num-nodes 4
+--gpus L4:4` needs no edit. Variables and secrets are the task's `envs` and `secrets`, which
+SkyPilot sets on every node.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ from distmagic.transports.asking import Asker
 
 
 def asked(place: str, wanted: Wanted) -> SkyRequest:
-    """Return the request of a line: the cluster after sky:, or a new one, and its flags. Raises `UsageError`."""
+    """Return the request of a line: the cluster after sky:, or a new one, and its flags.
+
+    Raises `UsageError`.
+    """
     for option, _ in wanted.options:
         cure = "Write what a node has to have into a task of SkyPilot: --sky FILE.yaml."
         if option == "gpus-per-node":
@@ -96,10 +99,11 @@ class SkyPool:
         return rows if rows[1:] else [("SkyPilot has no cluster",)]
 
     def take_down(self, cluster: str, asker: NotebookAsker) -> str:
-        """Shut a cluster down, even one that this kernel does not use, and return SkyPilot's message.
+        """Shut a cluster down, even one that this kernel does not use, and return SkyPilot's
+        message.
 
-        Raises `UsageError` for an invalid name, such as an option or a pattern that matches other clusters, and
-        `Unreachable`.
+        Raises `UsageError` for an invalid name, such as an option or a pattern that matches other
+        clusters, and `Unreachable`.
         """
         if not cluster:
             raise UsageError("--cluster names no cluster.", "Write --cluster NAME.")

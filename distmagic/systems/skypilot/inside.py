@@ -1,4 +1,6 @@
-"""Reads SkyPilot's variables on a task's node (0.14: SKYPILOT_NODE_IPS has one address per line, head first). Pure."""
+"""Reads SkyPilot's variables on a task's node (0.14: SKYPILOT_NODE_IPS has one address per line,
+head first). Pure.
+"""
 
 from __future__ import annotations
 

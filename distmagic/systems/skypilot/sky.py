@@ -1,11 +1,12 @@
 """Runs SkyPilot's program, `sky`: status, launch, hold, down. Each has a time limit.
 
-A command runs in the background until a caller waits for it. It starts SkyPilot's own server if necessary, which keeps
-running.
+A command runs in the background until a caller waits for it. It starts SkyPilot's own server if
+necessary, which keeps running.
 
-SkyPilot stops a cluster whose job queue was empty for some minutes (autostop). Ranks of distmagic are not in that
-queue, and an SSH session without a terminal does not count either. So distmagic puts a job into the queue, hold.py,
-which lives as long as a distmagic job runs on the cluster, plus the idle time.
+SkyPilot stops a cluster whose job queue was empty for some minutes (autostop). Ranks of distmagic
+are not in that queue, and an SSH session without a terminal does not count either. So distmagic
+puts a job into the queue, hold.py, which lives as long as a distmagic job runs on the cluster, plus
+the idle time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class SkyAnswer:
-    """The result of a command. `code` is its exit code, and `said` are the last lines of its output, without `out`.
+    """The result of a command.
+
+    `code` is its exit code, and `said` are the last lines of its output, without `out`.
 
     `out` is the stdout of `sky status`, "" for other commands.
     """
@@ -96,8 +99,9 @@ class SkyCommand:
     ) -> SkyAnswer:
         """Wait for the end and return the result; `tell` gets the latest line of output.
 
-        Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it takes too long or
-        fails, by the name `what`. If it takes too long, and for an interrupt, the command is ended.
+        Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it
+        takes too long or fails, by the name `what`. If it takes too long, and for an interrupt, the
+        command is ended.
         """
         end_s, told = time.monotonic() + timeout_s, ""
         try:
@@ -167,7 +171,10 @@ def failed(what: str, answer: SkyAnswer) -> DistmagicError:
 
 
 def launch_words(request: SkyRequest, cluster: str) -> Argv:
-    """Return the arguments that launch a cluster. Without a task's `run` it only sets up the hosts."""
+    """Return the arguments that launch a cluster.
+
+    Without a task's `run` it only sets up the hosts.
+    """
     words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
     if request.nodes:
         words += ["--num-nodes", str(request.nodes)]
@@ -185,7 +192,9 @@ def hold_words(request: SkyRequest, cluster: str) -> Argv:
 
 
 def hold_s(request: SkyRequest) -> float:
-    """Return how long the queue stays non-empty after the last job; only a short time for a user's own cluster."""
+    """Return how long the queue stays non-empty after the last job; only a short time for a user's
+    own cluster.
+    """
     if request.name:
         return _LEAST_S
     return max(request.idle_s - 60.0 * _stop_minutes(request), _LEAST_S)
@@ -204,8 +213,8 @@ def launch(
 ) -> None:
     """Launch a cluster, and queue the holding job; `tell` gets SkyPilot's output.
 
-    `begin` starts a command. Raises its errors, `Unreachable` with SkyPilot's last output, and KeyboardInterrupt; the
-    launch then continues until the cluster is shut down.
+    `begin` starts a command. Raises its errors, `Unreachable` with SkyPilot's last output, and
+    KeyboardInterrupt; the launch then continues until the cluster is shut down.
     """
 
     doing = f"SkyPilot launches the cluster {cluster}: "
@@ -220,7 +229,10 @@ def launch(
 
 
 def hold_in_background(request: SkyRequest, cluster: str) -> None:
-    """Queue another holding job, because the previous one may be about to end. A failure is printed."""
+    """Queue another holding job, because the previous one may be about to end.
+
+    A failure is printed.
+    """
 
     def hold() -> None:
         said = _failure(hold_words(request, cluster), EXEC_S)
@@ -238,9 +250,11 @@ def take_down(cluster: str, asker: NotebookAsker) -> str:
 
 
 def take_down_soon(cluster: str) -> str:
-    """Ask SkyPilot to shut down a cluster whose launch failed or was interrupted, without waiting for the shutdown.
+    """Ask SkyPilot to shut down a cluster whose launch failed or was interrupted, without waiting
+    for the shutdown.
 
-    Returns a sentence for the user: the shutdown has begun, or why it has not and which command repeats it.
+    Returns a sentence for the user: the shutdown has begun, or why it has not and which command
+    repeats it.
     """
     said = _failure(("down", "--yes", "--async", cluster), _SOON_S)
     if said:

@@ -1,7 +1,7 @@
 """Parses output of SkyPilot's program about clusters, and its ssh configuration. Pure.
 
-A cluster NAME has the SSH hosts NAME, NAME-worker1, NAME-worker2 and so on, head first. The program writes their ssh
-configuration to a file for each cluster, at every launch and status query.
+A cluster NAME has the SSH hosts NAME, NAME-worker1, NAME-worker2 and so on, head first. The program
+writes their ssh configuration to a file for each cluster, at every launch and status query.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GET_IT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """The state of a cluster in SkyPilot. `status` is UP, INIT, STOPPED or similar; `launch` identifies the launch.
+    """The state of a cluster in SkyPilot.
+
+    `status` is UP, INIT, STOPPED or similar; `launch` identifies the launch.
 
     `stops`: SkyPilot stops it when its job queue was empty for some time.
     """
@@ -40,7 +42,8 @@ class ClusterState:
 
 def states(out: str) -> tuple[ClusterState, ...]:
     """Return the clusters in output of `status`. Raises `ValueError` if it contains no list."""
-    # The output may start with a spinner, even into a pipe, and the list follows the sequence that erases it.
+    # The output may start with a spinner, even into a pipe, and the list follows the sequence that
+    # erases it.
     text = sanitize.ESCAPE.sub("", out).replace("\r", "\n")
     start = re.search(r"^\[(?=\s*[{\]])", text, re.MULTILINE)
     if start is None:
@@ -48,7 +51,8 @@ def states(out: str) -> tuple[ClusterState, ...]:
     records, _ = json.JSONDecoder().raw_decode(text, start.start())
     found = []
     for record in records:
-        # A cluster keeps its hash until it is shut down; starting a stopped one counts as a new launch.
+        # A cluster keeps its hash until it is shut down; starting a stopped one counts as a new
+        # launch.
         launch = f"{record.get('cluster_hash', '')}-{record.get('launched_at', '')}"
         found.append(
             ClusterState(

@@ -1,4 +1,5 @@
-"""Allocates nodes by Slurm's commands on a log-in node, and ends idle allocations; exports a job for sbatch.
+"""Allocates nodes by Slurm's commands on a log-in node, and ends idle allocations; exports a job
+for sbatch.
 
 How data flows. Pure modules parse the request and Slurm's answers; the other modules run commands.
 
@@ -9,11 +10,13 @@ How data flows. Pure modules parse the request and Slurm's answers; the other mo
     a running job       --nodelist-->                        names of nodes: Hosts of this allocation
     a node              --srun-->                            Transport, used by the same launcher as SSH
 
-The batch script starts a keeper on every node (remote/keeper). The lead's keeper holds the lease of the whole
-allocation, and the notebook renews it through one pipe. When that keeper ends, the script and the Slurm job end too. So
-no allocation remains after its notebook has gone, even if the job was still pending.
+The batch script starts a keeper on every node (remote/keeper). The lead's keeper holds the lease of
+the whole allocation, and the notebook renews it through one pipe. When that keeper ends, the script
+and the Slurm job end too. So no allocation remains after its notebook has gone, even if the job was
+still pending.
 
-The package does not use runs, ranks or torch, and leaves no file on the log-in node. Read in this order:
+The package does not use runs, ranks or torch, and leaves no file on the log-in node. Read in this
+order:
 
     nodelist.py      parses "a[1-3,07]" into names                                         pure
     submission.py    the arguments and the script for sbatch                               pure

@@ -5,8 +5,8 @@
               and opens another one when it breaks. squeue is not called
     ended     the pipe breaks, and squeue is called once to confirm it; `error` has the reason
 
-Promised: after its kernel has gone, an allocation ends when its lease expires, or, if it was pending, its keeper's
-first lease. Not promised: that squeue is immediately up to date.
+Promised: after its kernel has gone, an allocation ends when its lease expires, or, if it was
+pending, its keeper's first lease. Not promised: that squeue is immediately up to date.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ Tell = Callable[[str], object]
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between checks of a pending job: most start at once, and the others need no hurry."""
+    """Yield the seconds between checks of a pending job: most start at once, and the others need no
+    hurry.
+    """
     yield from [0.25] * 4 + [1.0] * 9 + [5.0] * 6 + [15.0] * 8
     yield from itertools.repeat(30.0)
 
@@ -64,7 +66,8 @@ def pauses() -> Iterator[float]:
 class Allocation:
     """One Slurm job whose nodes this kernel uses. `hosts` are its nodes, () while it is pending.
 
-    `job` is its ID; `source` distinguishes it from jobs of other clusters. `error` is how it ended, None before that.
+    `job` is its ID; `source` distinguishes it from jobs of other clusters. `error` is how it ended,
+    None before that.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class Allocation:
         return request == self.request or bool(request.job and request.job == self.job)
 
     def check(self, asker: Asker) -> bool:
-        """Return whether the allocation is still usable. If the pipe of its lease is broken, open a new one to find out.
+        """Return whether the allocation is still usable.
+
+        If the pipe of its lease is broken, open a new one to find out.
 
         Raises `Unreachable` or an error of the connection if that stays unknown.
         """
@@ -124,8 +129,9 @@ class Allocation:
     def wait(self, asker: NotebookAsker, tell: Tell) -> Hosts:
         """Wait for the nodes and return them; `tell` is called with the reason for the wait.
 
-        Call it on the thread of a run; there may be several: `asker` asks questions on it. Raises `AllocationEnded` for
-        a job that ended before, and KeyboardInterrupt, which does not cancel the job.
+        Call it on the thread of a run; there may be several: `asker` asks questions on it. Raises
+        `AllocationEnded` for a job that ended before, and KeyboardInterrupt, which does not cancel
+        the job.
         """
         if self.hosts:
             return self.hosts
@@ -217,7 +223,10 @@ class Allocation:
     # ---- held
 
     def transport(self, host: Host, access: Access, asker: Asker) -> SrunTransport:  # noqa: ARG002 - as a cluster's
-        """Return a transport to one of the nodes. Raises `AllocationEnded` if this kernel no longer has them."""
+        """Return a transport to one of the nodes.
+
+        Raises `AllocationEnded` if this kernel no longer has them.
+        """
         self._shell.connect(asker)
         if self.error is None and host.name in self._connected:
             self._has_broken = True  # an earlier connection
@@ -260,7 +269,10 @@ class Allocation:
         return self.error or error
 
     def _look_at_end(self, asker: Asker) -> None:
-        """Ask squeue, with a limited rate, whether it has ended; raise the reason if so. No answer means unknown."""
+        """Ask squeue, with a limited rate, whether it has ended; raise the reason if so.
+
+        No answer means unknown.
+        """
         with self._looking:
             if self.error is None and time.monotonic() > self._looked_at + _LOOK_S:
                 self._looked_at = time.monotonic()
@@ -282,7 +294,9 @@ class Allocation:
             raise self.error
 
     def _settled_state(self, asker: Asker) -> job_states.JobState | None:
-        """Return the job's state after COMPLETING, which lasts while Slurm ends the processes and hides the outcome."""
+        """Return the job's state after COMPLETING, which lasts while Slurm ends the processes and
+        hides the outcome.
+        """
         end_s = time.monotonic() + _COMPLETING_S
         while True:
             state = self._look(asker)
@@ -308,7 +322,10 @@ class Allocation:
     # ---- the end
 
     def end(self) -> None:
-        """Release the nodes, even if jobs run on them. A Slurm job from elsewhere continues without distmagic."""
+        """Release the nodes, even if jobs run on them.
+
+        A Slurm job from elsewhere continues without distmagic.
+        """
         self._finish(END)
 
     def leave(self) -> None:
@@ -341,7 +358,10 @@ class Allocation:
 def submitted(
     request: SlurmRequest, shell: Shell, terms: KeeperTerms, asker: Asker, comment: str
 ) -> Allocation:
-    """Return a new, pending allocation. Raises `UsageError`, `Unreachable` and the errors of connecting."""
+    """Return a new, pending allocation.
+
+    Raises `UsageError`, `Unreachable` and the errors of connecting.
+    """
     argv = submission.arguments(request, comment, is_elastic=terms.is_elastic)
     script = submission.script(request, terms)
     answer = shell.run(argv, asker, script, cure=_MAY_BE_QUEUED)

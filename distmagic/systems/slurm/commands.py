@@ -1,4 +1,7 @@
-"""Slurm's commands on a log-in node: query and cancel jobs. Each has a time limit, and raises distmagic's errors."""
+"""Slurm's commands on a log-in node: query and cancel jobs.
+
+Each has a time limit, and raises distmagic's errors.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def look(shell: Shell, job: str, asker: Asker) -> dict[str, JobState]:
 def node_findings(
     shell: Shell, nodes: Sequence[str], ask: str, asker: Asker
 ) -> tuple[Finding, ...]:
-    """Return the nodes that Slurm takes out of use; () also if it does not answer soon. See `node_states.findings`."""
+    """Return the nodes that Slurm takes out of use; () also if it does not answer soon.
+
+    See `node_states.findings`.
+    """
     with suppress(DistmagicError):
         answer = shell.run(node_states.sinfo(nodes), asker, timeout_s=SOON_S)
         return node_states.findings(answer.out, nodes, ask)
@@ -62,13 +68,16 @@ def cancel(shell: Shell, job: str, asker: Asker) -> None:
 
 
 def kill_sruns(shell: Shell, job: str, asker: Asker, mark: str = "") -> None:
-    """End distmagic's srun processes in a job (srun_words.kill_sruns); a failure of the command is ignored."""
+    """End distmagic's srun processes in a job (srun_words.kill_sruns); a failure of the command is
+    ignored.
+    """
     with suppress(DistmagicError, RuntimeError):
         shell.run(srun_words.kill_sruns(job, mark), asker, timeout_s=SOON_S)
 
 
 def printed(shell: Shell, job: str, asker: Asker) -> str:
-    """Return the output of a job's batch script that ended before its keeper started, and remove it; "" without any.
+    """Return the output of a job's batch script that ended before its keeper started, and remove
+    it; "" without any.
 
     It is in the home directory, which not all hosts share.
     """

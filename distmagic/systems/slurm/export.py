@@ -1,10 +1,11 @@
 """Writes two sbatch files for a job. Pure.
 
-In `job.sbatch` Slurm starts one task for each node, and torchrun starts the ranks in it. In `ranks.sbatch` Slurm starts
-one task for each rank, without torchrun.
+In `job.sbatch` Slurm starts one task for each node, and torchrun starts the ranks in it. In
+`ranks.sbatch` Slurm starts one task for each rank, without torchrun.
 
-The scripts read the number of nodes and tasks from Slurm's variables, so `sbatch --nodes 4 job.sbatch` needs no other
-edit. The batch script runs on the first node, which has the first tasks: its hostname is the rendezvous address.
+The scripts read the number of nodes and tasks from Slurm's variables, so `sbatch --nodes 4
+job.sbatch` needs no other edit. The batch script runs on the first node, which has the first tasks:
+its hostname is the rendezvous address.
 """
 
 from __future__ import annotations

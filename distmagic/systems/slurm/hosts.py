@@ -20,9 +20,12 @@ _ShellKey = tuple[str, str | None, str | None]
 
 
 def asked(place: str, wanted: Wanted) -> SlurmRequest:
-    """Return the request of a line: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags. Raises `UsageError`.
+    """Return the request of a line: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags.
 
-    A part with only digits is a job ID. The default is the job that runs this process, as for a JupyterLab on a node.
+    Raises `UsageError`.
+
+    A part with only digits is a job ID. The default is the job that runs this process, as for a
+    JupyterLab on a node.
     """
     where = place.partition(":")[2]
     login, colon, job = where.rpartition(":")
@@ -49,7 +52,8 @@ def preview(request: SlurmRequest, access: Access, _: str, *, is_elastic: bool) 
 
 
 def _terms(access: Access, *, is_elastic: bool) -> KeeperTerms:
-    # The interpreter of all nodes; keepers need no package, and an environment may only exist on its nodes.
+    # The interpreter of all nodes; keepers need no package, and an environment may only exist on
+    # its nodes.
     python = access.python_of("") or "python3"
     if python.startswith(ENVIRONMENT):
         python = "python3"
@@ -91,7 +95,10 @@ class SlurmPool:
     def listed(
         self, request: SlurmRequest, access: Access, asker: Asker
     ) -> list[tuple[str, ...]]:
-        """Return the table rows of this user's allocations, including those of other kernels. Raises `Unreachable`."""
+        """Return the table rows of this user's allocations, including those of other kernels.
+
+        Raises `Unreachable`.
+        """
         shell = self._shell(request.login, access)
         states = commands.look(shell, "", asker).values()
         held = {one.job for one in self._made if one.is_alive}

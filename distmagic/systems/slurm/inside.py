@@ -1,7 +1,7 @@
 """Reads Slurm's variables of a task in a step. Pure.
 
-The nodes are those of the step, SLURM_STEP_*. The job's list (SLURM_JOB_NODELIST) is not used: in a step with one node
-it may have only that node, or all nodes.
+The nodes are those of the step, SLURM_STEP_*. The job's list (SLURM_JOB_NODELIST) is not used: in a
+step with one node it may have only that node, or all nodes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ _COUNT = re.compile(r"(?P<tasks>[0-9]{1,5})(?:\(x(?P<nodes>[0-9]{1,5})\))?")
 
 
 def place(environ: Environ) -> JobNode | None:
-    """Return the place of this process in a step of a job; None outside a job, and in a job with a single node.
+    """Return the place of this process in a step of a job; None outside a job, and in a job with a
+    single node.
 
-    Raises `UsageError`, also for a batch script or a shell of salloc, which run on only one of several nodes.
+    Raises `UsageError`, also for a batch script or a shell of salloc, which run on only one of
+    several nodes.
     """
     found = Variables("Slurm", environ)
     if not found.has_any("SLURM_JOB_ID", *_OF_STEP):

@@ -10,8 +10,9 @@ from distmagic.errors import AllocationEnded
 from distmagic.systems.slurm import nodelist, submission
 from distmagic.transports import Argv
 
-# job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment last: it is the user's
-# %A, because %i is "123_7" for a job of an array, and "123+0" for a component of a heterogeneous job.
+# job, state, reason, nodes, start (an estimate while it is pending), time left, CPUs; the comment
+# last: it is the user's %A, because %i is "123_7" for a job of an array, and "123+0" for a
+# component of a heterogeneous job.
 FORMAT = "%A|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
 _PENDING = (
@@ -29,7 +30,9 @@ _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLET
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as printed, "" if unknown."""
+    """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as printed, "" if
+    unknown.
+    """
 
     job: str
     state: str
@@ -63,7 +66,9 @@ def squeue(job: str) -> Argv:
 
 
 def rows(text: str) -> dict[str, JobState]:
-    """Return squeue's rows by job. Other lines, such as a cluster's name or a greeting, are ignored.
+    """Return squeue's rows by job.
+
+    Other lines, such as a cluster's name or a greeting, are ignored.
 
     Raises ValueError for invalid node names.
     """
@@ -86,7 +91,9 @@ def rows(text: str) -> dict[str, JobState]:
 
 
 def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str, ...]]:
-    """Return the rows of a table of allocations; `held` are the IDs of those that this notebook uses."""
+    """Return the rows of a table of allocations; `held` are the IDs of those that this notebook
+    uses.
+    """
     if not states:
         return [("Slurm has no allocation of distmagic's that is yours",)]
     table: list[tuple[str, ...]] = [("job", "state", "nodes", "time left", "notebook")]
@@ -118,8 +125,9 @@ _REASONS = {
     "NodeDown": "a node that it needs is down",
     "Prolog": "its nodes are being prepared",
 }
-# Starts of the reasons of jobs that Slurm accepts although they can't run. With accounting, Slurm gives a sentence
-# instead of a word: "Job's account not permitted to use this partition (gpu allows staff not me)".
+# Starts of the reasons of jobs that Slurm accepts although they can't run. With accounting, Slurm
+# gives a sentence instead of a word: "Job's account not permitted to use this partition (gpu allows
+# staff not me)".
 _NEVER = (
     "PartitionNodeLimit",
     "PartitionTimeLimit",

@@ -59,7 +59,9 @@ class LeasePipe:
             self._pipe.write(_RENEW)
 
     def give_up(self, word: bytes) -> bool:
-        """Send `END` or `LEAVE` to the keeper, and close the pipe; return whether a working one existed."""
+        """Send `END` or `LEAVE` to the keeper, and close the pipe; return whether a working one
+        existed.
+        """
         pipe, self._pipe = self._pipe, None
         if pipe is None:
             return False

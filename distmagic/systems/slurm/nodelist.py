@@ -18,8 +18,8 @@ _LIST = re.compile(f"{_NAME.pattern}(?:,{_NAME.pattern})*")
 def expand(text: str) -> tuple[str, ...]:
     """Return the names in the order of `scontrol show hostnames`. Raises ValueError.
 
-    A number keeps its zeros: `[08-10]` is 08, 09, 10. Several brackets give every combination; the last one varies
-    fastest.
+    A number keeps its zeros: `[08-10]` is 08, 09, 10. Several brackets give every combination; the
+    last one varies fastest.
     """
     if text and not _LIST.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a list of nodes")

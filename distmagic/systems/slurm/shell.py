@@ -70,11 +70,13 @@ class Shell:
         timeout_s: float = COMMAND_S,
         cure: str = "Try it by hand; scontrol ping shows if Slurm is up.",
     ) -> ShellAnswer:
-        """Run a command to its end. Raises `Unreachable` with the `cure` if it takes too long, and the errors of
-        `connect` and `start`.
+        """Run a command to its end.
 
-        A command that takes too long is killed on the log-in node, with its children. Neither SSH nor an end of file
-        would end it.
+        Raises `Unreachable` with the `cure` if it takes too long, and the errors of `connect` and
+        `start`.
+
+        A command that takes too long is killed on the log-in node, with its children. Neither SSH
+        nor an end of file would end it.
         """
         ending = ("timeout", "-k", "5", f"{timeout_s + _LATER_S:g}")
         command = (*ending, *srun_words.clean(argv))

@@ -1,7 +1,8 @@
-"""Transport to the nodes of a Slurm job: each process is a step of srun, run on a log-in node by another transport.
+"""Transport to the nodes of a Slurm job: each process is a step of srun, run on a log-in node by
+another transport.
 
-The step only runs an usher, which passes its pipes to the node's keeper (remote/keeper); the keeper starts the process.
-So children of the process that must outlive it do not end with the step.
+The step only runs an usher, which passes its pipes to the node's keeper (remote/keeper); the keeper
+starts the process. So children of the process that must outlive it do not end with the step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ PATIENCE_S = 20.0  # time for a keeper that is about to start
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of a job. `python` runs the usher; `mark` identifies the srun processes of this notebook."""
+    """One node of a job. `python` runs the usher; `mark` identifies the srun processes of this
+    notebook.
+    """
 
     name: str
     job: str
@@ -29,7 +32,9 @@ class Node:
 
 
 class SrunProcess:
-    """A process on a node, used through its srun, `step`. If there was no step, reading raises the reason.
+    """A process on a node, used through its srun, `step`.
+
+    If there was no step, reading raises the reason.
 
     `explain` returns the error to raise for one that srun has reported.
     """
@@ -49,7 +54,10 @@ class SrunProcess:
             # There was no step. The first read raises the reason.
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return some bytes of its stdout; b"" at end of file. Raises the reason if there was no step."""
+        """Return some bytes of its stdout; b"" at end of file.
+
+        Raises the reason if there was no step.
+        """
         data = self._step.read(max_bytes)
         self._has_spoken = self._has_spoken or bool(data)
         if not self._has_spoken and not self.is_closed:
@@ -90,7 +98,10 @@ _FIRST_SIGNAL = 128  # a shell's code for signal N is this and N; srun's too
 
 
 class SrunTransport(OpenProcesses):
-    """Starts processes on one node; `login` starts srun. `close` leaves the shared connection of `login` open."""
+    """Starts processes on one node; `login` starts srun.
+
+    `close` leaves the shared connection of `login` open.
+    """
 
     def __init__(
         self, login: Transport, node: Node, explain: Explain = lambda error: error
@@ -100,7 +111,10 @@ class SrunTransport(OpenProcesses):
         self._login, self._explain = login, explain
 
     def start(self, argv: Argv) -> SrunProcess:
-        """Start `argv` on the node. Raises the errors of `login`; the process's `read` raises errors of srun."""
+        """Start `argv` on the node.
+
+        Raises the errors of `login`; the process's `read` raises errors of srun.
+        """
         if not argv:
             raise ValueError("a command needs a program")
         process = self._started({"argv": argv})
@@ -108,7 +122,9 @@ class SrunTransport(OpenProcesses):
         return process
 
     def hold(self) -> SrunProcess:
-        """Open the pipe of the lead's lease: the keeper sends "ready"; each byte renews it, "e" ends the allocation."""
+        """Open the pipe of the lead's lease: the keeper sends "ready"; each byte renews it, "e"
+        ends the allocation.
+        """
         return self._started({"lease": True})
 
     def _started(self, what: dict[str, object]) -> SrunProcess:

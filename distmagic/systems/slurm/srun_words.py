@@ -1,8 +1,8 @@
 """Arguments of `srun`, and its error messages. Pure.
 
-Slurm's commands take options from variables: SLURM_CPUS_PER_TASK of a surrounding job would change distmagic's step. So
-`clean` starts every Slurm command without these variables, except those that select the cluster, and those with the
-user's account and partition.
+Slurm's commands take options from variables: SLURM_CPUS_PER_TASK of a surrounding job would change
+distmagic's step. So `clean` starts every Slurm command without these variables, except those that
+select the cluster, and those with the user's account and partition.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CLEAN = (
     f'{"|".join(f"{prefix}*" for prefix in _PREFIXES)}) unset "$name";; esac; done; exec "$@"'
 )
 
-# overlap: next to the keeper's step, which has all resources. unbuffered: incomplete lines arrive at once. gres=none:
-# the keeper has the GPUs, and a job with --gpus would refuse any other step. propagate=NONE, chdir: limits and
-# directory of the log-in node are meaningless on this one.
+# overlap: next to the keeper's step, which has all resources. unbuffered: incomplete lines arrive
+# at once. gres=none: the keeper has the GPUs, and a job with --gpus would refuse any other step.
+# propagate=NONE, chdir: limits and directory of the log-in node are meaningless on this one.
 STEP_OPTIONS = (
     "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--gres=none", "--mpi=none", "--cpu-bind=none",
     "--kill-on-bad-exit=0", "--propagate=NONE", "--chdir=/", "--quiet",
@@ -72,13 +72,16 @@ def clean(argv: Argv) -> Argv:
 
 
 def step(job: str, node: str, argv: Argv) -> Argv:
-    """Return the command that runs `argv` as a separate step on one node of a job, with its own pipes."""
+    """Return the command that runs `argv` as a separate step on one node of a job, with its own
+    pipes.
+    """
     where = (f"--jobid={job}", f"--nodelist={node}")
     return clean(("srun", *where, *STEP_OPTIONS, *argv))
 
 
 def kill_sruns(job: str, mark: str = "") -> Argv:
-    """Return the command that ends srun processes of distmagic in a job: those with this mark, or those of all notebooks.
+    """Return the command that ends srun processes of distmagic in a job: those with this mark, or
+    those of all notebooks.
 
     An srun process to a dead node would otherwise wait forever.
     """
@@ -162,7 +165,8 @@ _CAUSES = (
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
     _Cause(
-        # Or the words of the shell that starts a Python of the home directory (transports/program_text.py).
+        # Or the words of the shell that starts a Python of the home directory
+        # (transports/program_text.py).
         r"(?m)execve\(\): .*No such file|^(.+): (?:line )?1: (?:exec: )?/.*/\1: (?:not found|No such file)",
         PreflightError,
         "there is no such Python on the node.",
@@ -178,7 +182,9 @@ _CAUSES = (
 
 
 def trouble(node: str, job: str, said: str) -> DistmagicError | None:
-    """Return why a step on `node` of `job` did not start, from its stderr; None if stderr has no such reason."""
+    """Return why a step on `node` of `job` did not start, from its stderr; None if stderr has no
+    such reason.
+    """
     for cause in _CAUSES:
         if re.search(cause.pattern, said, re.IGNORECASE):
             message = cause.message.format(job=job, node=node)

@@ -1,7 +1,8 @@
 """The arguments of sbatch for an allocation, and the script on its stdin. Pure.
 
-Every value of the user is an argument of sbatch, and quoted like all arguments (transports/quoting.py): the script has
-no directives. In the script only `setup` comes from the user, and it is meant to be shell code.
+Every value of the user is an argument of sbatch, and quoted like all arguments
+(transports/quoting.py): the script has no directives. In the script only `setup` comes from the
+user, and it is meant to be shell code.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _KEEPERS = (
 )
 _LEAD = (*_KEEPERS, "--nodes=1", "--ntasks=1", "--propagate=NONE")
 _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
-# If one keeper is killed, the others end too, and so the allocation; a job that may lose nodes continues with the rest.
+# If one keeper is killed, the others end too, and so the allocation; a job that may lose nodes
+# continues with the rest.
 _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperTerms:
-    """Settings of an allocation: the interpreter of keepers and ushers, its lease, whether it may lose nodes."""
+    """Settings of an allocation: the interpreter of keepers and ushers, its lease, whether it may
+    lose nodes.
+    """
 
     python: str
     lease_s: float
@@ -44,8 +48,8 @@ class KeeperTerms:
 def arguments(request: SlurmRequest, comment: str, *, is_elastic: bool) -> Argv:
     """Return the command of a submission; `comment` identifies its owner.
 
-    no-requeue: a restarted job would have no notebook. no-kill: an elastic job continues when Slurm loses one of its
-    nodes.
+    no-requeue: a restarted job would have no notebook. no-kill: an elastic job continues when Slurm
+    loses one of its nodes.
     """
     given = [
         f"--{name}={value}" if value else f"--{name}" for name, value in request.options
@@ -66,9 +70,12 @@ def preview(request: SlurmRequest, terms: KeeperTerms) -> str:
 
 
 def script(request: SlurmRequest, terms: KeeperTerms) -> str:
-    """Return the batch script. It runs the user's set-up, and then becomes the keeper of the first node.
+    """Return the batch script.
 
-    It becomes the keeper by exec, because Slurm's signals reach only the first process of a batch script.
+    It runs the user's set-up, and then becomes the keeper of the first node.
+
+    It becomes the keeper by exec, because Slurm's signals reach only the first process of a batch
+    script.
     """
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:
@@ -83,13 +90,17 @@ def lead_step(job: str, node: str) -> Argv:
 
 
 def keepers_step(step: Argv, nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
-    """Return the command that starts the keepers of an existing job; it continues after its caller has ended."""
+    """Return the command that starts the keepers of an existing job; it continues after its caller
+    has ended.
+    """
     script = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
     return ("sh", "-c", script, "sh", *step, *_lead(nodes, terms, idle_s))
 
 
 def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
-    """Return the command that starts the keeper of the first node (the lead), which starts those of the other nodes."""
+    """Return the command that starts the keeper of the first node (the lead), which starts those of
+    the other nodes.
+    """
     others = nodes - 1
     step: list[str] = []
     if others:
@@ -107,7 +118,10 @@ def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
 
 
 def job_id(answer: str) -> str:
-    """Return the job ID in output of `sbatch --parsable`: `17`, or `17;east` in a federation. Raises ValueError."""
+    """Return the job ID in output of `sbatch --parsable`: `17`, or `17;east` in a federation.
+
+    Raises ValueError.
+    """
     last = answer.strip().rpartition("\n")[2]
     found = re.fullmatch(r"(\d+)(?:;[A-Za-z0-9._-]+)?", last)
     if found is None:

@@ -12,7 +12,10 @@ _PORT = 29500
 
 
 def files(job: ExportedJob) -> tuple[File, ...]:
-    """Return a script for each host, and one for all. Raises `UsageError` without a rendezvous address."""
+    """Return a script for each host, and one for all.
+
+    Raises `UsageError` without a rendezvous address.
+    """
     scripts = []
     for rank in range(job.nodes):
         host = f", {job.hosts[rank][0]}" if rank < len(job.hosts) else ""

@@ -12,7 +12,10 @@ _STARTED = (
 
 
 def place(environ: Environ) -> JobNode | None:
-    """Return the place of a process that torchrun has started, None for any other. Raises `UsageError`."""
+    """Return the place of a process that torchrun has started, None for any other.
+
+    Raises `UsageError`.
+    """
     if not environ.get("TORCHELASTIC_RUN_ID"):
         return None
     found = Variables("torchrun", environ)

@@ -1,9 +1,10 @@
 """The SSH transport through paramiko: one connection a host, one channel a process.
 
-All configuration is OpenSSH's: ~/.ssh/config, known_hosts and the ssh agent work as for `ssh`. The library is paramiko
-because its calls block, as a transport's do, so it needs no second event loop next to the notebook's. Only client.py
-imports it, and converts its exceptions to distmagic's. The only programs started on this machine are a ProxyCommand and
-`Match exec`. Read the modules in this order:
+All configuration is OpenSSH's: ~/.ssh/config, known_hosts and the ssh agent work as for `ssh`. The
+library is paramiko because its calls block, as a transport's do, so it needs no second event loop
+next to the notebook's. Only client.py imports it, and converts its exceptions to distmagic's. The
+only programs started on this machine are a ProxyCommand and `Match exec`. Read the modules in this
+order:
 
     config_lines.py   reads the lines of a configuration, with Include and Match
     config.py         the configuration of one host

@@ -18,7 +18,8 @@ _MOST_BYTES = 1 << 18  # of an answer, as OpenSSH has it
 class KeyAgent:
     """A client of the ssh agent at the socket `path`; `path` is None without an agent.
 
-    `is_signing`: the agent has received a request to sign and has not answered. `trouble` is the agent's error.
+    `is_signing`: the agent has received a request to sign and has not answered. `trouble` is the
+    agent's error.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -59,7 +60,9 @@ class KeyAgent:
         return ()
 
     def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
-        """Return its signature, b"" if it refuses (it is locked, or the user declined) or is closed meanwhile."""
+        """Return its signature, b"" if it refuses (it is locked, or the user declined) or is closed
+        meanwhile.
+        """
         request = _SIGN + join_strings(blob, data) + struct.pack(">I", flags)
         try:
             self.is_signing = True
@@ -73,7 +76,10 @@ class KeyAgent:
             return b""
 
     def _ask(self, request: bytes, expected: bytes) -> bytes:
-        """Return its answer without the first byte. Raises `ValueError` for an unexpected answer, and OSError."""
+        """Return its answer without the first byte.
+
+        Raises `ValueError` for an unexpected answer, and OSError.
+        """
         stream = self._stream
         if stream is None:
             raise ConnectionResetError

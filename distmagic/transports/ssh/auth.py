@@ -1,8 +1,9 @@
 """Logs in: offers keys and answers, in the right order. Does not use paramiko.
 
-Order: none (to learn what is accepted), then of the accepted methods publickey, keyboard-interactive, password. Keys:
-the agent's that the configuration names, the agent's others, key files, encrypted key files (asked for once). After a
-partial success the server's next list of methods is worked through in the same way.
+Order: none (to learn what is accepted), then of the accepted methods publickey,
+keyboard-interactive, password. Keys: the agent's that the configuration names, the agent's others,
+key files, encrypted key files (asked for once). After a partial success the server's next list of
+methods is worked through in the same way.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class LogIn:
         return AuthAnswer()
 
     def _keys(self) -> Iterator[SshKey]:
-        """Yield each key and its certificates: those of CertificateFile before it, those next to its file after it."""
+        """Yield each key and its certificates: those of CertificateFile before it, those next to
+        its file after it.
+        """
         agent, resolved = self.agent, self.resolved
         # If the agent is silent, half of the time is left for key files.
         remaining_s = self.deadline.remaining()
@@ -132,7 +135,9 @@ class LogIn:
     def _private_keys(
         self, of_agent: list[SshKey], wanted: set[bytes]
     ) -> Iterator[SshKey]:
-        """Yield keys: those in `wanted` first, the agent's before those in files; encrypted files last."""
+        """Yield keys: those in `wanted` first, the agent's before those in files; encrypted files
+        last.
+        """
         resolved = self.resolved
         halves = {file: read_public_half(file) for file in resolved.identity_files}
         configured = set(halves.values())
@@ -167,7 +172,10 @@ class LogIn:
             self.tried.append(f"key {file} ({error})")
 
     def _is_usable(self, file: str, half: bytes | None) -> bool:
-        """Whether a file has a private key with safe permissions; if not, record why. `half` is its public half."""
+        """Whether a file has a private key with safe permissions; if not, record why.
+
+        `half` is its public half.
+        """
         try:
             status = Path(file).stat()
         except OSError as error:

@@ -1,6 +1,9 @@
-"""The interface to paramiko: one SSH session over a byte stream, and private keys. The only file that imports paramiko.
+"""The interface to paramiko: one SSH session over a byte stream, and private keys.
 
-Every exception of paramiko and of its sockets becomes a `Trouble` (while connecting) or a `ConnectionLost` (after).
+The only file that imports paramiko.
+
+Every exception of paramiko and of its sockets becomes a `Trouble` (while connecting) or a
+`ConnectionLost` (after).
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ FAREWELL_S = 0.5  # time for the other end to close first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# paramiko logs tracebacks of refused or ended connections. distmagic reports these errors itself. One logger for all
-# connections, because loggers live forever.
+# paramiko logs tracebacks of refused or ended connections. distmagic reports these errors itself.
+# One logger for all connections, because loggers live forever.
 _LOG = logging.getLogger("distmagic.ssh")
 _LOG.addHandler(logging.NullHandler())
 _LOG.propagate = False
@@ -49,7 +52,10 @@ _LOG.propagate = False
 
 @dataclass(frozen=True, kw_only=True)
 class AuthAnswer:
-    """The server's answer to one attempt. `methods` are those it accepts next, None if it did not list them."""
+    """The server's answer to one attempt.
+
+    `methods` are those it accepts next, None if it did not list them.
+    """
 
     accepted: bool = False
     partial: bool = False
@@ -68,8 +74,9 @@ class SshKey:
 class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
     """Records that data has arrived.
 
-    New session keys are negotiated after 8 GB, instead of paramiko's 512 MB. If a channel ends during the negotiation,
-    paramiko's thread waits 30 s for something that only itself can do. Then it drops the connection.
+    New session keys are negotiated after 8 GB, instead of paramiko's 512 MB. If a channel ends
+    during the negotiation, paramiko's thread waits 30 s for something that only itself can do. Then
+    it drops the connection.
     """
 
     REKEY_BYTES = 1 << 33
@@ -81,13 +88,17 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
         return message
 
     def close(self) -> None:
-        """Close the stream. A jump host's stream closes over its own connection, which may have ended first."""
+        """Close the stream. A jump host's stream closes over its own connection, which may have
+        ended first.
+        """
         with suppress(EOFError, OSError, paramiko.SSHException):
             super().close()
 
 
 class SshSession:
-    """One SSH connection. `where` is the machine in errors, `seconds` the time limit for connecting.
+    """One SSH connection.
+
+    `where` is the machine in errors, `seconds` the time limit for connecting.
 
     `under` are the objects to close after it, the last one first.
     """
@@ -254,7 +265,10 @@ class SshSession:
         return stream
 
     def start(self, command: str, name: str) -> SshProcess:
-        """Run a command line on host `name`. Raises `ConnectionLost`, or `PreflightError` if it is refused."""
+        """Run a command line on host `name`.
+
+        Raises `ConnectionLost`, or `PreflightError` if it is refused.
+        """
         lost = ConnectionLost(f"{name}: the connection to {self.where} is lost.")
         try:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
@@ -279,14 +293,18 @@ class SshSession:
         return SshProcess(channel, name, _BROKEN)
 
     def close(self) -> None:
-        """End the connection and everything on it, after sending pending data. Safe to call twice."""
+        """End the connection and everything on it, after sending pending data.
+
+        Safe to call twice.
+        """
         if (
             self.is_active
             and self._transport.is_authenticated()
             and not self._over.is_set()
         ):
-            # Closing a socket with unread bytes discards data on its way out; an end of file does not. But not on a
-            # channel through a closed jump host: its sshd would disconnect all hosts.
+            # Closing a socket with unread bytes discards data on its way out; an end of file does
+            # not. But not on a channel through a closed jump host: its sshd would disconnect all
+            # hosts.
             with suppress(*_BROKEN):
                 if not getattr(self._transport.sock, "closed", False):
                     self._transport.sock.shutdown(socket.SHUT_WR)
@@ -350,7 +368,9 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
 
 
 class _AgentKey(paramiko.PKey):  # type: ignore[misc]
-    """A key of the user's agent; if the agent refuses to sign, the key is refused, and the connection stays open."""
+    """A key of the user's agent; if the agent refuses to sign, the key is refused, and the
+    connection stays open.
+    """
 
     def __init__(self, agent: KeyAgent, blob: bytes) -> None:
         self.public_blob = None

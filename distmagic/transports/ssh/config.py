@@ -45,7 +45,8 @@ _METHODS = {
 _USER_KNOWN_HOSTS = ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
 _GLOBAL_KNOWN_HOSTS = ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-# A configuration file, its modification time in ns and its size in bytes; both are -1 if it does not exist.
+# A configuration file, its modification time in ns and its size in bytes; both are -1 if it does
+# not exist.
 FileVersion = tuple[str, int, int]
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<name>\[[^\]]+\]|[^:\[\]/]+)(?::(?P<port>\d+))?/?\Z"
@@ -54,11 +55,14 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """How to connect to a host. Host keys are always checked strictly, whatever StrictHostKeyChecking is.
+    """How to connect to a host.
 
-    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is the agent's socket,
-    or None. `jumps` are ProxyJump's hosts, first hop first. `refused` are the methods of log-in, by their names in
-    RFC 4252, that the user rules out. `warnings` list ignored options.
+    Host keys are always checked strictly, whatever StrictHostKeyChecking is.
+
+    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is
+    the agent's socket, or None. `jumps` are ProxyJump's hosts, first hop first. `refused` are the
+    methods of log-in, by their names in RFC 4252, that the user rules out. `warnings` list ignored
+    options.
     """
 
     name: str
@@ -84,8 +88,8 @@ class Resolved:
 def resolve(host: Host, path: str | None) -> Resolved:
     """Return the configuration of `host`; values that the user typed (user, port) take precedence.
 
-    `path` None means the user's and the system's files, which may be missing. Raises `UsageError` for a named file that
-    can't be read, and for an invalid port, time or jump host.
+    `path` None means the user's and the system's files, which may be missing. Raises `UsageError`
+    for a named file that can't be read, and for an invalid port, time or jump host.
     """
     scope = Scope(name=host.name, local_user=_local_user())
     if host.user is not None:
@@ -228,7 +232,10 @@ def _local_user() -> str:
 
 
 def host_names(path: str | None = None) -> tuple[str, ...]:
-    """Return the names in Host lines without wildcards, for completion. Never raises: unreadable files have none."""
+    """Return the names in Host lines without wildcards, for completion.
+
+    Never raises: unreadable files have none.
+    """
     names: dict[str, None] = {}
     file, base = _files(path)[0]
     _collect(file, base, [], names, 0)
@@ -254,7 +261,9 @@ def file_versions(path: str | None) -> tuple[FileVersion, ...]:
 def _collect(
     file: str, base: str, files: list[str], names: dict[str, None], depth: int
 ) -> None:
-    """Add a file and its includes to `files`, and the names in their Host lines to `names`, in order."""
+    """Add a file and its includes to `files`, and the names in their Host lines to `names`, in
+    order.
+    """
     files.append(file)
     try:
         for line in read_lines(file):

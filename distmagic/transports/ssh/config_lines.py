@@ -1,7 +1,9 @@
-"""Reads ssh_config files like OpenSSH: lines, Include, Host and Match blocks; the first value is used.
+"""Reads ssh_config files like OpenSSH: lines, Include, Host and Match blocks; the first value is
+used.
 
-`evaluate` determines the options of one host. A Match line with an unsupported criterion gives a warning, and its block
-is ignored; an invalid line never raises an error. Match exec is run, as by ssh.
+`evaluate` determines the options of one host. A Match line with an unsupported criterion gives a
+warning, and its block is ignored; an invalid line never raises an error. Match exec is run, as by
+ssh.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _REST_OF_LINE = (
     "knownhostscommand",
 )
 _REPEATED = ("identityfile", "certificatefile")
-# A keyword, and each word of a Match line: it ends at a space, at one `=`, or after a double-quoted part.
+# A keyword, and each word of a Match line: it ends at a space, at one `=`, or after a double-quoted
+# part.
 _UP_TO_BLANK = re.compile(r'([^\s"=]*)(?:"([^"]*)"\s*|=\s*|\s+(?:=\s*)?|\Z)')
 _WORD = re.compile(
     r"""\s*((?:\\[\\"' ]|"(?:\\[\\"']|[^"])*"|'(?:\\[\\"']|[^'])*'|\S)+)"""
@@ -58,7 +61,8 @@ class ConfigLine:
 
 @dataclass(kw_only=True)
 class Scope:
-    """The values known while the files are read: the local user, the host's name, and the options found so far.
+    """The values known while the files are read: the local user, the host's name, and the options
+    found so far.
 
     `final`: in the second pass over the files, and after all of them.
     """
@@ -114,7 +118,9 @@ class Scope:
 def _replaced(
     text: str, tokens: Mapping[str, str], variables: Mapping[str, str] | None = None
 ) -> str:
-    """Replace all tokens in one pass: replaced text is not replaced again, and unknown tokens stay."""
+    """Replace all tokens in one pass: replaced text is not replaced again, and unknown tokens
+    stay.
+    """
 
     def value(found: re.Match[str]) -> str:
         token, variable = found.groups()
@@ -126,7 +132,9 @@ def _replaced(
 
 
 def evaluate(files: tuple[tuple[str, str], ...], scope: Scope) -> None:
-    """Fill `scope` from files, each with the directory of its relative Includes; an unreadable one is a warning."""
+    """Fill `scope` from files, each with the directory of its relative Includes; an unreadable one
+    is a warning.
+    """
     for is_second in (False, True):
         if not is_second or scope.wants_final:
             for file, base in files:
@@ -263,7 +271,9 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a name matches a pattern of ssh_config and known_hosts: only `*` and `?` are special."""
+    """Whether a name matches a pattern of ssh_config and known_hosts: only `*` and `?` are
+    special.
+    """
     if "*" not in pattern and "?" not in pattern:
         # The common case: a file may have hundreds of hosts, and is read for each of them.
         return pattern == name
@@ -273,7 +283,9 @@ def fits(pattern: str, name: str) -> bool:
 def matches_any(
     patterns: Sequence[str], text: str, fits: Callable[[str, str], bool] = fits
 ) -> bool:
-    """Whether `text` matches one of the patterns (`*`, `?`) and none of those that start with `!`."""
+    """Whether `text` matches one of the patterns (`*`, `?`) and none of those that start with
+    `!`.
+    """
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")

@@ -1,4 +1,6 @@
-"""The time limit of one connection, not counting the time in which the user types or another thread connects."""
+"""The time limit of one connection, not counting the time in which the user types or another thread
+connects.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from distmagic.transports.time_limits import TimeLimit
 
 
 class Deadline:
-    """Calls `on_expiry` once, on another thread, when `seconds` have passed; a context manager for one thread.
+    """Calls `on_expiry` once, on another thread, when `seconds` have passed; a context manager for
+    one thread.
 
     `expired`: an error came from that. `on_expiry` must end every blocking call.
     """

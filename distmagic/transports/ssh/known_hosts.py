@@ -1,7 +1,7 @@
 """known_hosts files, read strictly: which keys are known for a host, from which file and line.
 
-Several files, hashed names, wildcards, negation, `[host]:port` and the markers @revoked and @cert-authority.
-Checking is pure; only `read` touches files.
+Several files, hashed names, wildcards, negation, `[host]:port` and the markers @revoked and
+@cert-authority. Checking is pure; only `read` touches files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from distmagic.transports.ssh.config_lines import fits, matches_any
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKey:
-    """One line of a known_hosts file. `patterns` are the hosts it is for, `blob` is the key itself."""
+    """One line of a known_hosts file.
+
+    `patterns` are the hosts it is for, `blob` is the key itself.
+    """
 
     file: str
     line: int
@@ -110,7 +113,9 @@ def names_of(server: Resolved) -> tuple[str, ...]:
 
 
 def types_known(keys: tuple[KnownKey, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types of the keys known for a host, so that the server is asked for one of these."""
+    """Return the types of the keys known for a host, so that the server is asked for one of
+    these.
+    """
     for name in names:
         types = [key.type for key in keys if not key.marker and key.is_for(name)]
         if types:
@@ -125,7 +130,10 @@ def check(
     key_type: str,
     blob: bytes,
 ) -> None:
-    """Return if the server's key is known; else raise a `Trouble` with its cure. `where` is the machine in messages."""
+    """Return if the server's key is known; else raise a `Trouble` with its cure.
+
+    `where` is the machine in messages.
+    """
     seen = shown(key_type, blob)
     names = names_of(server)
     about = [k for k in keys if any(k.is_for(name) for name in names)]

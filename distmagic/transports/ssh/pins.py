@@ -1,7 +1,8 @@
-"""Host keys that are trusted on first use, and stored in a separate file: from then on no other key is accepted.
+"""Host keys that are trusted on first use, and stored in a separate file: from then on no other key
+is accepted.
 
-This is for newly created hosts, whose keys can't be known before. The file is a known_hosts file. Its caller chooses a
-new one for hosts that may have new keys, such as the next launch of a cluster.
+This is for newly created hosts, whose keys can't be known before. The file is a known_hosts file.
+Its caller chooses a new one for hosts that may have new keys, such as the next launch of a cluster.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from distmagic.transports.ssh.config import Resolved
 def check(server: Resolved, where: str, key_type: str, blob: bytes) -> None:
     """Return if the file has this key for `server`, or has none yet: then the key is added to it.
 
-    Raises `Trouble` for another key, and if the file can't be written. The file is locked meanwhile. Of two kernels
-    that connect for the first time at once, the second one checks the key that the first one saw.
+    Raises `Trouble` for another key, and if the file can't be written. The file is locked
+    meanwhile. Of two kernels that connect for the first time at once, the second one checks the key
+    that the first one saw.
     """
     path, name = server.user_known_hosts[0], known_hosts.names_of(server)[0]
     try:

@@ -16,7 +16,10 @@ _PIECE_BYTES = (
 
 
 class SshProcess:
-    """A process on host `name`: one channel of paramiko's. `broken` are the exceptions of a closed channel."""
+    """A process on host `name`: one channel of paramiko's.
+
+    `broken` are the exceptions of a closed channel.
+    """
 
     def __init__(
         self, channel: Any, name: str, broken: tuple[type[Exception], ...]
@@ -52,7 +55,9 @@ class SshProcess:
             ) from None
 
     def read(self, max_bytes: int = 65536) -> bytes:
-        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the connection is lost."""
+        """Return bytes as soon as there are any; b"" at end of file, after `close` or when the
+        connection is lost.
+        """
         if self.is_closed:
             return b""
         try:
@@ -68,7 +73,9 @@ class SshProcess:
         return self._tail.text()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return its exit code; None if still running, ended by a signal, or if the connection ended first."""
+        """Return its exit code; None if still running, ended by a signal, or if the connection
+        ended first.
+        """
         if not self._channel.status_event.wait(timeout_s):
             return None
         status = int(self._channel.exit_status)

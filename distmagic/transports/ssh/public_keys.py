@@ -1,4 +1,7 @@
-"""Public halves of keys in files: a .pub, a certificate, and the readable part of a private key. Only reads files."""
+"""Public halves of keys in files: a .pub, a certificate, and the readable part of a private key.
+
+Only reads files.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,16 @@ class Certificate:
 
 
 def read_public_half(file: str) -> bytes | None:
-    """Return the public key in `file`, in `file`.pub or in the private key `file`; None if there is none."""
+    """Return the public key in `file`, in `file`.pub or in the private key `file`; None if there is
+    none.
+    """
     return read_public_key(file) or read_public_key(f"{file}.pub") or _private(file)
 
 
 def read_public_key(file: str) -> bytes | None:
-    """Return the first line of a file that is a public key or a certificate; None if there is none."""
+    """Return the first line of a file that is a public key or a certificate; None if there is
+    none.
+    """
     for line in _content(file).splitlines():
         words = line.split()
         try:

@@ -1,4 +1,5 @@
-"""Hosts over SSH with paramiko: one connection for each host, a channel for each process, shared jump hosts.
+"""Hosts over SSH with paramiko: one connection for each host, a channel for each process, shared
+jump hosts.
 
 Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshTransport
 """
@@ -47,7 +48,10 @@ class SshTransport:
         self._session = session
 
     def start(self, argv: Argv) -> SshProcess:
-        """Start `argv` on the host through the log-in shell. Raises `ConnectionLost` or `PreflightError`."""
+        """Start `argv` on the host through the log-in shell.
+
+        Raises `ConnectionLost` or `PreflightError`.
+        """
         return self._session.start(quoting.command_line(argv), self.name)
 
     def close(self) -> None:
@@ -58,7 +62,9 @@ class SshTransport:
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
 ) -> SshTransport:
-    """Connect and log in. Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the
+    """Connect and log in.
+
+    Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the
     host.
 
     With `pins` the host's first key is trusted, and stored in that file: see pins.py.
@@ -90,8 +96,8 @@ def connect(
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
     """Return all hops to `target`, which is the last. Raises `UsageError` for a cycle.
 
-    The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand. Each later one is reached
-    through those before it in the line.
+    The first jump host in a ProxyJump line is reached by its own ProxyJump or ProxyCommand. Each
+    later one is reached through those before it in the line.
     """
     route = [target]
     while route[0].jumps:
@@ -126,7 +132,10 @@ class _Attempt:
         return self.route[-1]
 
     def run(self) -> SshSession:
-        """Return the session, which closes all that it needs. Raises `Trouble` or the asker's errors."""
+        """Return the session, which closes all that it needs.
+
+        Raises `Trouble` or the asker's errors.
+        """
         try:
             if self.resolved.proxy_command is None:
                 return self._connected()
@@ -268,7 +277,9 @@ _changing_jumps = threading.Lock()
 
 
 class _JumpUse:
-    """The use of a jump host's `session` by one connection, until `close`. The first one makes it; others wait.
+    """The use of a jump host's `session` by one connection, until `close`.
+
+    The first one makes it; others wait.
 
     An error of `make` is raised in every waiting thread.
     """

@@ -1,4 +1,6 @@
-"""The byte stream under an SSH connection: a TCP socket, or the two ends of a ProxyCommand as one."""
+"""The byte stream under an SSH connection: a TCP socket, or the two ends of a ProxyCommand as
+one.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from distmagic.transports.piped import Tail
 from distmagic.transports.ssh.config_lines import in_users_shell
 from distmagic.transports.ssh.deadline import Deadline
 
-# A broken network is noticed after this time, even if only keep-alives are sent: the kernel (Linux) ends a connection
-# whose data is not acknowledged in time.
+# A broken network is noticed after this time, even if only keep-alives are sent: the kernel (Linux)
+# ends a connection whose data is not acknowledged in time.
 USER_TIMEOUT_MS = 6000
 
 
@@ -34,8 +36,8 @@ class Closable(Protocol):
 class ProxyStream:
     """The standard input and output of a ProxyCommand, as one socket.
 
-    They are two sockets, as in OpenSSH: asyncio, which SkyPilot's proxy uses, treats a readable standard output as
-    closed by its reader.
+    They are two sockets, as in OpenSSH: asyncio, which SkyPilot's proxy uses, treats a readable
+    standard output as closed by its reader.
     """
 
     def __init__(self, stdin: socket.socket, stdout: socket.socket) -> None:
@@ -108,7 +110,10 @@ class ProxyProcess:
 
 
 def run_proxy(command: str, where: str) -> tuple[ProxyStream, ProxyProcess]:
-    """Start a ProxyCommand; return its stream, and the process, which the caller closes. Raises `Trouble`."""
+    """Start a ProxyCommand; return its stream, and the process, which the caller closes.
+
+    Raises `Trouble`.
+    """
     ends: list[socket.socket] = []
     try:
         ends += socket.socketpair()

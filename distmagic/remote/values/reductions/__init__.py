@@ -1,7 +1,7 @@
 """How objects are pickled that pickle would refuse, or write wrongly: a module for each kind.
 
-Each module returns what `__reduce__` would, and has the functions that the pickle calls when it is loaded. No module
-writes a file, and none uses the pickler.
+Each module returns what `__reduce__` would, and has the functions that the pickle calls when it is
+loaded. No module writes a file, and none uses the pickler.
 
 Read in any order:
     placeholders    functions that a pickle names, and that the loader of a parcel replaces by its own

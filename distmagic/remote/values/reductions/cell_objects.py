@@ -1,19 +1,20 @@
 """Objects of a notebook that pickle can't write, or would write by a name that no host has.
 
-`functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType` make such objects in
-a cell: they are rebuilt on the host from their parts. So are tables of weak references, `contextvars.ContextVar` and
-`threading.local`, with their current content, type variables, `struct.Struct`, parsers of arguments, and decorators
-that `contextlib.contextmanager` makes. The notebook's stdout and stderr, and IPython's `open`, `exit`, `quit` and
-`display`, are replaced by the host's own. So are the environment, random generators that functions of a module share,
-marks that code compares by identity, and objects that an installed package keeps.
+`functools.lru_cache`, `functools.cached_property`, `functools.singledispatch` and `typing.NewType`
+make such objects in a cell: they are rebuilt on the host from their parts. So are tables of weak
+references, `contextvars.ContextVar` and `threading.local`, with their current content, type
+variables, `struct.Struct`, parsers of arguments, and decorators that `contextlib.contextmanager`
+makes. The notebook's stdout and stderr, and IPython's `open`, `exit`, `quit` and `display`, are
+replaced by the host's own. So are the environment, random generators that functions of a module
+share, marks that code compares by identity, and objects that an installed package keeps.
 
-An object that a decorator has made of a function may hold a lock, like Triton's kernels, or come from torch.compile. One
-that can be imported is sent by its name. One that a cell defines is made again on the host, from the text of its
-definition.
+An object that a decorator has made of a function may hold a lock, like Triton's kernels, or come
+from torch.compile. One that can be imported is sent by its name. One that a cell defines is made
+again on the host, from the text of its definition.
 
-An object of a user's class that derives from a container, has a `__new__`, or names its `__dict__`, is rebuilt without
-calling the class's own methods: its `__init__` may need arguments, and its `__setitem__` attributes that are not set
-yet. Objects that share one `__dict__` share it again.
+An object of a user's class that derives from a container, has a `__new__`, or names its `__dict__`,
+is rebuilt without calling the class's own methods: its `__init__` may need arguments, and its
+`__setitem__` attributes that are not set yet. Objects that share one `__dict__` share it again.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ _SINGLEDISPATCH = {
     "registry",
     "__wrapped__",
 }
-# Objects of which each process has one. A copy of the environment would take the notebook's secrets along; copies of a
-# generator, as in `from random import randint`, would draw the same numbers on all ranks, whatever they seed.
+# Objects of which each process has one. A copy of the environment would take the notebook's secrets
+# along; copies of a generator, as in `from random import randint`, would draw the same numbers on
+# all ranks, whatever they seed.
 _OF_EACH_PROCESS = (
     ("os", "environ"),
     ("os", "environb"),
@@ -76,9 +78,11 @@ _OWN_WAY = {
 
 
 def reduced(obj: Any) -> Any:
-    """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other object.
+    """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other
+    object.
 
-    Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's `__main__`.
+    Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's
+    `__main__`.
     """
     own = _in_place_of(obj)
     if own:
@@ -121,7 +125,9 @@ def reduced(obj: Any) -> Any:
 
 
 def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
-    """Return the module and name of the host's replacement for this object; None for any other object."""
+    """Return the module and name of the host's replacement for this object; None for any other
+    object.
+    """
     if obj is sys.stdout:
         return sys, "stdout"
     if obj is sys.stderr:
@@ -142,9 +148,11 @@ def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
 
 
 def reduced_kept(obj: object) -> Any:
-    """Return how to pickle an object of a package's own class that the package keeps, such as `mpmath.mp`: by its name.
+    """Return how to pickle an object of a package's own class that the package keeps, such as
+    `mpmath.mp`: by its name.
 
-    Functions of the package use that one, and a copy would be another one. NotImplemented for any other object.
+    Functions of the package use that one, and a copy would be another one. NotImplemented for any
+    other object.
     """
     top = str(type(obj).__module__).partition(".")[0]
     module_name, name = _kept_objects(top, len(sys.modules)).get(id(obj), ("", ""))
@@ -156,7 +164,9 @@ def reduced_kept(obj: object) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _kept_objects(top: str, _loaded: int) -> dict[int, tuple[str, str]]:
-    """Return {id of an object: module and public name} for an installed package; `_loaded` modules, which may grow."""
+    """Return {id of an object: module and public name} for an installed package; `_loaded` modules,
+    which may grow.
+    """
     found: dict[int, tuple[str, str]] = {}
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     if "-packages/" not in file or top in _PICKLED_OTHERWISE:
@@ -228,7 +238,9 @@ def _is_by_name_only(obj: Any) -> bool:
 
 
 def function_in(obj: object) -> types.FunctionType | None:
-    """Return the function from which a decorator has made such an object (see above); None for any other object."""
+    """Return the function from which a decorator has made such an object (see above); None for any
+    other object.
+    """
     inner: Any = obj
     is_bound = False
     for _ in range(_DEPTH):
@@ -245,7 +257,8 @@ def function_in(obj: object) -> types.FunctionType | None:
 
 
 def reduced_decorated(obj: object, function: types.FunctionType, main: object) -> Any:
-    """Return how to pickle an object made of `function`, as `__reduce__` does; `main` stands for `__main__`.
+    """Return how to pickle an object made of `function`, as `__reduce__` does; `main` stands for
+    `__main__`.
 
     NotImplemented for an object without the function's name, or if its source is unknown.
     """
@@ -275,7 +288,9 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
 
 
 def reduced_instance(obj: Any) -> Any:
-    """Return how to pickle an object of such a class without calling it; NotImplemented for any other object."""
+    """Return how to pickle an object of such a class without calling it; NotImplemented for any
+    other object.
+    """
     kind: Any = type(obj)
     base = next(one for one in kind.__mro__ if one in _BASES)
     makers = [one for one in kind.__mro__ if "__new__" in vars(one)]
@@ -372,7 +387,10 @@ def _fill_parser(part: Any, state: dict[str, Any]) -> None:
 
 
 def _kept(module: types.ModuleType, name: str, kind: type) -> object:
-    """Return the object that a package keeps under a name. Raises AttributeError if it is of another class on this host."""
+    """Return the object that a package keeps under a name.
+
+    Raises AttributeError if it is of another class on this host.
+    """
     found = getattr(module, name)
     if not isinstance(found, kind):
         here = type(found).__name__

@@ -1,6 +1,8 @@
-"""Classes that travel by value: adds what cloudpickle leaves out of them, and keeps the classes that a process has.
+"""Classes that travel by value: adds what cloudpickle leaves out of them, and keeps the classes
+that a process has.
 
-A result's copy of a class has other globals and a rank's values, so the notebook's own class stays as it is.
+A result's copy of a class has other globals and a rank's values, so the notebook's own class stays
+as it is.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ _MADE = ("__module__", "__annotate_func__")
 
 
 def add_left_out(cls: Any, plain: Any) -> None:
-    """Add what cloudpickle leaves out: slots, and attributes that are the same object as that of a base.
+    """Add what cloudpickle leaves out: slots, and attributes that are the same object as that of a
+    base.
 
-    Without slots, objects of the class have a `__dict__`, which the notebook's objects lack. Without the attributes,
-    `forward = Mixin.forward` in `class Net(Base, Mixin)` is lost, and `Net.forward` is that of `Base`. `plain` is
-    cloudpickle's way to pickle the class.
+    Without slots, objects of the class have a `__dict__`, which the notebook's objects lack.
+    Without the attributes, `forward = Mixin.forward` in `class Net(Base, Mixin)` is lost, and
+    `Net.forward` is that of `Base`. `plain` is cloudpickle's way to pickle the class.
     """
     make = plain[0].__name__
     if make not in _MAKING:
@@ -47,8 +50,8 @@ def add_left_out(cls: Any, plain: Any) -> None:
 
 
 def whole(cls: Any, plain: Any) -> Any:
-    """Return how to pickle an enumeration with its second names and attributes of members, or a TypedDict that derives
-    from another one; any other class as before.
+    """Return how to pickle an enumeration with its second names and attributes of members, or a
+    TypedDict that derives from another one; any other class as before.
     """
     function, args, *rest = plain
     # Its only base is dict, from which Python makes no TypedDict.
@@ -70,7 +73,9 @@ def whole(cls: Any, plain: Any) -> Any:
 
 
 def _fill_enum(cls: Any, state: Any) -> None:
-    """Give an enumeration its metaclass, None for the usual one, and attributes; and members what `__init__` has set."""
+    """Give an enumeration its metaclass, None for the usual one, and attributes; and members what
+    `__init__` has set.
+    """
     fill, kept, own, metaclass = state
     if metaclass is not None:
         cls.__class__ = metaclass
@@ -83,7 +88,9 @@ def _fill_enum(cls: Any, state: Any) -> None:
 
 
 def when_loaded(name: str, found: Any, kept: frozenset[type]) -> Any:
-    """Return the function to call instead of `found`, which a pickle names; the classes `kept` stay as they are."""
+    """Return the function to call instead of `found`, which a pickle names; the classes `kept` stay
+    as they are.
+    """
     if name in _FILLING:
         return functools.partial(_fill, found, kept)
     return functools.partial(_made, found) if name in _MAKING else found
@@ -92,7 +99,8 @@ def when_loaded(name: str, found: Any, kept: frozenset[type]) -> Any:
 def _made(make: Callable[..., Any], *args: Any) -> Any:
     """Return the class that has this tracker id, or make it.
 
-    cloudpickle makes a second one and drops it. But an `__init_subclass__` would put it into a registry.
+    cloudpickle makes a second one and drops it. But an `__init_subclass__` would put it into a
+    registry.
     """
     trackers: Any = sys.modules["cloudpickle.cloudpickle"]
     known = trackers._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])  # noqa: SLF001
@@ -101,7 +109,8 @@ def _made(make: Callable[..., Any], *args: Any) -> Any:
     if make.__name__ != "_make_skeleton_class":
         return make(*args)
     metaclass, name, bases, *more = args
-    # `__new__` and `__init__` of a metaclass of a cell may use attributes that the class has not got yet.
+    # `__new__` and `__init__` of a metaclass of a cell may use attributes that the class has not
+    # got yet.
     known = next(one for one in metaclass.__mro__ if one.__module__ != "__main__")
     if known is not metaclass:
         metaclass = functools.partial(known.__new__, metaclass)
@@ -133,7 +142,8 @@ def _fill(
 
 
 def hashed(names: Mapping[str, object]) -> list[Any]:
-    """Return the dicts and sets whose first key is an object of a cell's class that has a `__hash__`.
+    """Return the dicts and sets whose first key is an object of a cell's class that has a
+    `__hash__`.
 
     They are values of names and attributes of such classes.
     """
@@ -148,7 +158,9 @@ def hashed(names: Mapping[str, object]) -> list[Any]:
 
 
 def hash_again(names: Mapping[str, object], before: Sequence[object]) -> None:
-    """Build these dicts and sets again, but for those of `before`: they may be older than the `__hash__` of their keys."""
+    """Build these dicts and sets again, but for those of `before`: they may be older than the
+    `__hash__` of their keys.
+    """
     kept = {id(one) for one in before}
     for found in hashed(names):
         if id(found) not in kept:

@@ -1,4 +1,6 @@
-"""Functions that the pickle of a parcel names. The parcel's loader calls its own functions of these names instead.
+"""Functions that the pickle of a parcel names.
+
+The parcel's loader calls its own functions of these names instead.
 
 They stand for the parcel's memory and for the loading `__main__`, which only the loader has.
 """
@@ -32,7 +34,10 @@ def main() -> dict[str, Any]:
 
 
 def weak(*_: object) -> Any:
-    """Return a weak reference to an object, made by a function. The object lives as long as `__main__`."""
+    """Return a weak reference to an object, made by a function.
+
+    The object lives as long as `__main__`.
+    """
     raise pickle.UnpicklingError(_ONLY)
 
 

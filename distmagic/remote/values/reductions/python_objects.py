@@ -15,7 +15,9 @@ WEAK = (weakref.ref, weakref.WeakMethod, *weakref.ProxyTypes)
 
 
 def reduced_weak(obj: Any) -> Any:
-    """Return how to pickle one of the `WEAK` references: with what it refers to, which then stays alive."""
+    """Return how to pickle one of the `WEAK` references: with what it refers to, which then stays
+    alive.
+    """
     if type(obj) in weakref.ProxyTypes:
         try:
             return placeholders.weak, (obj.__repr__.__self__, weakref.proxy)
@@ -26,7 +28,8 @@ def reduced_weak(obj: Any) -> Any:
 
 
 def reduced_exception(error: Exception) -> Any:
-    """Rebuild an exception without calling its own `__init__`, whose arguments often differ from `args`.
+    """Rebuild an exception without calling its own `__init__`, whose arguments often differ from
+    `args`.
 
     NotImplemented for one that has its own way.
     """
@@ -45,8 +48,8 @@ def reduced_exception(error: Exception) -> Any:
 def reduced_with_getattr(obj: Any) -> Any:
     """Set the state of an object whose class has a `__getattr__` without looking up `__setstate__`.
 
-    On an empty object, `self.values[name]` in a `__getattr__` would recurse forever. NotImplemented for any other
-    object.
+    On an empty object, `self.values[name]` in a `__getattr__` would recurse forever. NotImplemented
+    for any other object.
     """
     kind: Any = type(obj)
     if not isinstance(getattr(kind, "__getattr__", None), types.FunctionType):
@@ -63,7 +66,9 @@ def reduced_with_getattr(obj: Any) -> Any:
 
 
 def by_path(obj: object, path: str) -> Any:
-    """Return how to pickle an object that `pkgutil.resolve_name` finds; NotImplemented for any other one."""
+    """Return how to pickle an object that `pkgutil.resolve_name` finds; NotImplemented for any
+    other one.
+    """
     with contextlib.suppress(AttributeError, ValueError):
         if pkgutil.resolve_name(path) is obj:
             return pkgutil.resolve_name, (path,)

@@ -1,7 +1,10 @@
-"""Objects of torch that it would not pickle, or not whole. The memory of tensors and storages is in storages.py.
+"""Objects of torch that it would not pickle, or not whole.
+
+The memory of tensors and storages is in storages.py.
 
 - A tensor of a call keeps its hooks, and an optimizer its hooks and attributes.
-- A DistributedDataParallel module becomes the module in it, and a DataLoader loses its worker processes.
+- A DistributedDataParallel module becomes the module in it, and a DataLoader loses its worker
+  processes.
 - A parametrized module is made again from its class before the parametrizations.
 - `torch.finfo`, `torch.iinfo` and operators go by name.
 """
@@ -17,10 +20,11 @@ from distmagic.remote.values.reductions.python_objects import by_path
 
 
 def reduced(obj: Any, stored: Any, *, has_hooks: bool) -> Any:
-    """Return how to pickle an object of torch, as `__reduce__` does; NotImplemented for any other object.
+    """Return how to pickle an object of torch, as `__reduce__` does; NotImplemented for any other
+    object.
 
-    `stored` is how to pickle it by its memory, NotImplemented if it can't be. A result has no hooks: they may belong to
-    its rank.
+    `stored` is how to pickle it by its memory, NotImplemented if it can't be. A result has no
+    hooks: they may belong to its rank.
     """
     torch = sys.modules["torch"]
     if isinstance(obj, torch.Tensor):
@@ -78,7 +82,8 @@ def _optimizer(optimizer: Any, base: Any) -> Any:
 
 
 def _can_be_pickled(value: object) -> bool:
-    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where they are.
+    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where
+    they are.
 
     Each hook may refer to the whole model and its optimizers: they are left out.
     """
@@ -100,7 +105,9 @@ def _can_be_pickled(value: object) -> bool:
 
 
 def _without_workers(loader: Any) -> Any:
-    """Leave out the iterator with the worker processes that a DataLoader with `persistent_workers` keeps."""
+    """Leave out the iterator with the worker processes that a DataLoader with `persistent_workers`
+    keeps.
+    """
     if vars(loader).get("_iterator") is None:
         return NotImplemented
     make, args, state, *rest = loader.__reduce_ex__(5)

@@ -1,27 +1,35 @@
-"""distmagic: a notebook cell trains on several hosts under torchrun, with every rank's progress
-live.
+"""distmagic: a notebook cell trains on several hosts under torchrun, and shows every rank live.
 
 How data flows: each arrow is a function, and each noun is a frozen dataclass. No step changes the
 result of an earlier one.
 
-    the cell's line   --request/flags.parse_line-->        Request: JobSpec (what to run), Access (how to reach hosts)
-    --hosts, settings --request/config.choose_hosts-->     Hosts
-    --on slurm        --systems/slurm/allocation-->        Hosts that a scheduler gives
-    --on sky          --systems/skypilot/cluster-->        Hosts of a cluster of SkyPilot
-    the cell          --request/cell.parse_cell-->         statements for the notebook, and one call for every rank
-    the call          --payload/pack.pack_call-->          Payload: files that travel
-    Payload, --sync   --payload/work_files.with_tree-->    Payload: also files for the working directory on hosts
-    Hosts             --connection/first_links-->            a Link to each host, and its Facts
-    Facts             --planning/preflight-->              errors that name the host and the cure
-    all of these      --planning/plan.make_plan-->         Plan: what every host starts; its JobTerms travel along
-    Plan, Payload     --runner/start-->                    agents that run, and links to them
-    links             --runner/event_queue-->              Event, Event, ...
-    Events            --state/fold-->                      RunState: everything known about a run
-    RunState          --state/decide-->                    continue, or stop with a reason; runner/run_loop acts on it
-    RunState          --render-->                          text and HTML; screens/ shows them to the user
-    the last RunState --state/verdict-->                   an error, or none; outcome/ makes the Run that the user keeps
-    --on osmo         --systems/osmo/run-->                no hosts: a workflow, whose log becomes Events
-    --export          --session/exporting, systems/*/export-->  no run: a folder that starts the same job on a cluster
+    the cell's line   --request/flags.parse_line-->     Request: JobSpec (what to run) and
+                                                        Access (how to reach hosts)
+    --hosts, settings --request/config.choose_hosts-->  Hosts
+    --on slurm        --systems/slurm/allocation-->     Hosts that a scheduler gives
+    --on sky          --systems/skypilot/cluster-->     Hosts of a cluster of SkyPilot
+    the cell          --request/cell.parse_cell-->      statements for the notebook, and
+                                                        one call for every rank
+    the call          --payload/pack.pack_call-->       Payload: files that travel
+    Payload, --sync   --payload/work_files.with_tree--> Payload: also files for the working
+                                                        directory on hosts
+    Hosts             --connection/first_links-->       a Link to each host, and its Facts
+    Facts             --planning/preflight-->           errors that name the host and the cure
+    all of these      --planning/plan.make_plan-->      Plan: what every host starts; its
+                                                        JobTerms travel along
+    Plan, Payload     --runner/start-->                 agents that run, and links to them
+    links             --runner/event_queue-->           Event, Event, ...
+    Events            --state/fold-->                   RunState: everything known about a run
+    RunState          --state/decide-->                 continue, or stop with a reason;
+                                                        runner/run_loop acts on it
+    RunState          --render-->                       text and HTML; screens/ shows them
+    the last RunState --state/verdict-->                an error, or none; outcome/ makes the
+                                                        Run that the user keeps
+    --on osmo         --systems/osmo/run-->             no hosts: a workflow, whose log
+                                                        becomes Events
+    --export          --session/exporting-->            no run: a Job, of which
+                                                        systems/*/export makes a folder that
+                                                        starts it on a cluster
 
 The packages, from the top layer down. No package imports from a layer above it;
 `tests/unit/test_layers.py` checks this against the same table. Each package's `__init__` describes
@@ -47,7 +55,7 @@ what the package does, what it never does, and in which order to read it.
     diagnosis/     finds faults of hosts and of their network, for `%distributed doctor`, pure
     render/        turns a RunState into text and HTML, pure
     state/         folds events into a RunState, and decides what to do next, pure
-    failures/      explains errors of torch, GPUs and the network; where collective calls diverge; pure
+    failures/      explains errors of torch, GPUs and the network, and calls that diverge, pure
     exports/       what all exports share: program, folder, lines of bash; pure, except folder.py
     exports/on_nodes/  scripts that are copied into that folder
     planning/      plans what each host starts, from facts about the hosts, pure
@@ -64,7 +72,7 @@ one zip:
     remote/keeper/    starts contacts on a scheduler's node; sent as text, before the zip
     remote/contact/   answers a notebook over one SSH channel, transfers blobs, keeps torch loaded
     remote/agent/     one node's job: starts torchrun, gathers what ranks report, ends every process
-    remote/engine/    starts torchrun and its ranks, by exec or forked from a process with torch loaded
+    remote/engine/    starts torchrun and its ranks, by exec or by a fork of a process with torch
     remote/rank/      one rank: calls the user's function, reports its progress
     remote/training/  watches torch in a rank: its process groups, its training steps
     remote/checkup/   examines a host for the doctor, and which other hosts it can connect to
@@ -73,7 +81,7 @@ one zip:
     remote/values/    values in files: pickles, tensors, large side files
     remote/values/reductions/  how each kind of object is pickled
     remote/records/   what is stored on a host: directories, journals, logs, the list of jobs
-    remote/wire/      the messages between notebook and hosts: each a frozen dataclass and one line of JSON
+    remote/wire/      the messages between notebook and hosts: frozen dataclasses, lines of JSON
 
 This file is sent with `remote/`, so that `import distmagic` works on a rank. The other packages are
 missing on hosts, so this file imports each name only when it is first used.
@@ -155,9 +163,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext distmagic`: unregister both magics, and close all connections and the
-    playground.
-    """
+    """`%unload_ext distmagic`: unregister the magics; close all connections and the playground."""
     from distmagic.notebook.magic import unload_ipython_extension as unload
 
     unload(shell)

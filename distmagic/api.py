@@ -173,13 +173,17 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     bytes:
 
         kwargs               keyword arguments of fn
-        hosts                hosts and their number of ranks, as after --hosts: "gpu-a:4,gpu-b:2"; or a list:
-                             ["gpu-a:4", "gpu-b:2"]; None: the first of: the notebook's hosts, DISTMAGIC_HOSTS,
-                             the nodes of the job that runs this program, this machine
-        allocation           nodes of a scheduler instead of hosts, from `distmagic.request.allocation`: a
-                             `SlurmRequest` for Slurm, or a `SkyRequest` for SkyPilot
-        access               several of the options below in one object; options of the call override it
-        background           return at once; the run ends by itself, by `run.stop()`, or with this process
+        hosts                hosts and their number of ranks, as after --hosts: "gpu-a:4,gpu-b:2";
+                             or a list: ["gpu-a:4", "gpu-b:2"]. None: the notebook's hosts, or else
+                             DISTMAGIC_HOSTS, or else the nodes of the job that runs this program,
+                             or else this machine
+        allocation           nodes of a scheduler instead of hosts, from
+                             `distmagic.request.allocation`: a `SlurmRequest` for Slurm, or a
+                             `SkyRequest` for SkyPilot
+        access               several of the options below in one object; options of the call
+                             override it
+        background           return at once; the run ends by itself, by `run.stop()`, or with this
+                             process
         payload_limit_bytes  limit for the size of the captured data
         screen               where the run is shown; None: widgets, a terminal or plain lines
 

@@ -3,9 +3,12 @@ of its runs.
 
 The owner of a job is a user at a machine, with the notebook or the script:
 
-    ann@laptop:/home/ann/train.ipynb             a notebook whose path is known; the same after a restart
-    ann@laptop:notebook (kernel 5f0c...)         a kernel with an unknown notebook: the name of its connection file
-    ann@laptop:train.py (process 812-3fa9c1)     a script, or IPython in a terminal: one name for each process
+    ann@laptop:/home/ann/train.ipynb          a notebook whose path is known; the same after a
+                                              restart
+    ann@laptop:notebook (kernel 5f0c...)      a kernel with an unknown notebook: the name of its
+                                              connection file
+    ann@laptop:train.py (process 812-3fa9c1)  a script, or IPython in a terminal: one name for
+                                              each process
 
 The part in brackets distinguishes kernels without a notebook path. A host drops it when it sums up
 disk use by owner (`listing.kept_for`).
@@ -13,9 +16,9 @@ disk use by owner (`listing.kept_for`).
 The origin of a working directory has the user and the whole path, so that the next kernel finds the
 directory again:
 
-    ann@laptop:/home/ann/train.ipynb             a notebook whose path is known
-    ann@laptop:/home/ann/train.py                a script
-    ann@laptop:/home/ann                         any other kernel or process in this folder
+    ann@laptop:/home/ann/train.ipynb          a notebook whose path is known
+    ann@laptop:/home/ann/train.py             a script
+    ann@laptop:/home/ann                      any other kernel or process in this folder
 
 So several owners may use one directory. It records its owners, and `clean all` does not remove it
 while another one uses it.

@@ -10,7 +10,8 @@ import re
 import struct
 
 _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_MOST_PIXELS = 4096  # the maximum side of a picture: a small file can decode to a very large picture
+# the maximum side of a picture: a small file can decode to a very large picture
+_MOST_PIXELS = 4096
 
 ESCAPE = re.compile(
     r"\x1b\[(?P<sgr>[0-9;]*)m"

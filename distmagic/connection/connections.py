@@ -212,7 +212,8 @@ class Connections:
     def close(self) -> None:
         """End warm processes, and close all connections. New ones can be made afterwards."""
         if os.getpid() != self._owner:
-            return  # a forked child that runs its parent's atexit functions: the connections belong to the parent
+            # A forked child runs its parent's atexit functions: the connections are the parent's.
+            return
         self._idle.close()
         with self._lock:
             transports = list(self._open.values())

@@ -3,9 +3,11 @@ without distmagic.
 
 How data flows. Every step except the last is pure: a frozen `Job` goes in, files come out.
 
-    the cell, or a script    --session/exporting-->    the program's files, and a Job
-    Job                      --systems/*/export-->     File, File, ...: the system's own files, and a short README
-    Files                    --folder.write-->         a folder, in which only files of an earlier export are replaced
+    the cell, or a script  --session/exporting-->  the program's files, and a Job
+    Job                    --systems/*/export-->   File, File, ...: the system's own files, and a
+                                                   short README
+    Files                  --folder.write-->       a folder, in which only files of an earlier
+                                                   export are replaced
 
 Every node runs plain torchrun (planning/torchrun.py has its flags) on a plain script. If possible,
 a cell becomes a program as a person would write it. Otherwise the script runs the pickled call,

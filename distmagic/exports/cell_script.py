@@ -62,7 +62,8 @@ def of_cell(
     program = f"{before}\n\n\n" + text.lstrip("\n") if before else text
     try:
         compile(program, "<program>", "exec", dont_inherit=True)
-    except SyntaxError as error:  # `await` outside a function, or `from __future__` that no longer comes first
+    except SyntaxError as error:
+        # `await` outside a function, or `from __future__` that no longer comes first
         raise NoProgram(f"it is not a program by itself ({error.msg})") from None
     return program.rstrip("\n") + "\n"
 

@@ -3,8 +3,9 @@ which ranks diverge.
 
 All modules are pure: texts and records of one run go in, sentences come out. Read in this order:
 
-    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; explains failures of GPUs
+    failure_kind.py     whether a rank succeeded, failed, or only lost a peer that failed; explains
+                        failures of GPUs
     network_errors.py   explains connection errors of gloo, NCCL and torch's store
-    detailed_logs.py    reads what NCCL and torch log under --debug: the network of each host, and its faults
+    detailed_logs.py    reads logs of NCCL and torch under --debug: each host's network, its faults
     calls.py            finds the first collective call at which ranks diverge
 """

@@ -1,6 +1,7 @@
 """Finds the first collective call at which the ranks of a process group diverge. Pure.
 
-    Stacks of ranks  --parting-->  Parting: the ranks made different calls, some wait for others, or all wait together
+    Stacks of ranks  --parting-->  Parting: the ranks made different calls, some wait for others,
+                                   or all wait together
 
 Ranks of a group must make the same calls in the same order. Calls that are no longer recorded are
 ignored.

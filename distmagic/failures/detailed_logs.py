@@ -15,7 +15,8 @@ Shown = Mapping[tuple[int, str], str]  # by node and kind
 
 _DETAIL = re.compile(
     r":\d+:\d+ \[\d+\] NCCL INFO |^NCCL version \d"
-    r"|^(?:\[rank\d+\]: ?)?\[I\d{3,4} [\d:.]+ "  # torch: [rank0]:[I1126 17:35:33.061 socket.cpp:785] text
+    # torch: [rank0]:[I1126 17:35:33.061 socket.cpp:785] text
+    r"|^(?:\[rank\d+\]: ?)?\[I\d{3,4} [\d:.]+ "
     r"|^\[Gloo\] Rank \d+ is connected"
 )
 _FACTS = (

@@ -3,11 +3,14 @@ it and authenticate.
 
 What happens on each node:
 
-    variables           --detect-->              JobNode: the system, this node, all nodes, the address of node 0
-    DISTMAGIC_SECRET    --proof-->               one certificate and key, the same on all nodes of the job; without the
-                                                 variable, derived from a file in a shared home
-    node 0              --arrivals, meeting-->   listens; waits for the others; a Transport to each
-    the other nodes     --following-->           connect to node 0; start what it asks for; wait for the outcome
+    variables         --detect-->             JobNode: the system, this node, all nodes, the address
+                                              of node 0
+    DISTMAGIC_SECRET  --proof-->              one certificate and key, the same on all nodes of the
+                                              job; without the variable, derived from a file in a
+                                              shared home
+    node 0            --arrivals, meeting-->  listens; waits for the others; a Transport to each
+    the other nodes   --following-->          connect to node 0; start what it asks for; wait for
+                                              the outcome
 
 Only node 0 listens. It takes the first free one of eight ports, which are derived from the job's
 name; all other nodes connect. Both ends authenticate by TLS 1.3 with the same certificate. It is

@@ -2,11 +2,12 @@
 purpose.
 
     {"node": 1, "for": "up", "dial": 1, "python": PATH}
-                                                the node sends:  {"cell": 3, "digest": SHA256}, {"bye": true}
-    {"node": 1, "for": "down", "dial": 1}       node 0 sends:    {"start": 7, "argv": [...]}, {"bye": true},
-                                                                 {"outcome": {...}, "cell": 3}
-    {"node": 1, "for": "stdin", "process": 7}   see transports/dialled
+        the node sends: {"cell": 3, "digest": SHA256}, {"bye": true}
+    {"node": 1, "for": "down", "dial": 1}
+        node 0 sends: {"start": 7, "argv": [...]}, {"outcome": {...}, "cell": 3}, {"bye": true}
+    {"node": 1, "for": "stdin", "process": 7}
     {"node": 1, "for": "stdout", "process": 7}
+        the pipes of a process: see transports/dialled
 
 A node whose connections break counts as gone, and so does one that sends any other message, as
 another version may. A restarted node connects again.

@@ -1,9 +1,10 @@
 """Authenticates the nodes of a job to each other: by a secret that all of them have, or by a shared
 home.
 
-    DISTMAGIC_SECRET  both ends derive the same certificate from it and from the job (connection/certificate)
-    a shared home     node 0 makes a secret and writes it to the home, where the others read it (shared_home.py); the
-                      rest is as with DISTMAGIC_SECRET. Only under Slurm
+    DISTMAGIC_SECRET  both ends derive the same certificate from it and from the job
+                      (connection/certificate)
+    a shared home     node 0 makes a secret and writes it to the home, where the others read it
+                      (shared_home.py); the rest is as with DISTMAGIC_SECRET. Only under Slurm
 
 Both then use TLS 1.3, and each end continues only if the other shows the certificate.
 """

@@ -6,7 +6,7 @@ first use, so that `%load_ext distmagic` stays fast. Read in this order:
 
     magic.py          the cell magic `%%distributed`; loads and unloads the extension
     ranks_cells.py    cells of `%%ranks`, on ranks that stay
-    local_run.py      runs the cell's own statements; warns about those that were meant for the ranks
+    local_run.py      runs the cell's own statements; warns about those meant for the ranks
     settings.py       settings of a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of subcommands of `%distributed`, and of `distmagic` in a terminal
     host_commands.py  hosts, playground, allocations, down, doctor

@@ -252,7 +252,8 @@ class Magics:
 
     def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
         """Return the parsed cell. Raises `UsageError`."""
-        raw = f"#%%{MAGICS[0]}\n{cell}"  # the magic's own line as a comment: line numbers are those of the cell
+        # The magic's own line is a comment, so that line numbers are those of the cell.
+        raw = f"#%%{MAGICS[0]}\n{cell}"
         first = next((line for line in cell.splitlines() if line.strip()), "")
         if first.startswith("%%"):
             raise UsageError(

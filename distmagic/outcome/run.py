@@ -308,7 +308,9 @@ def left(
     try:
         raise error
     finally:
-        del error  # the error's traceback refers to this frame: a reference cycle would keep both, and the run, alive
+        # The error's traceback refers to this frame: a reference cycle would keep both, and the
+        # run, alive.
+        del error
 
 
 def _is_to_begin(state: RunState, rank: int) -> bool:

@@ -1,9 +1,9 @@
 """The bundle: one zip with everything that a host needs besides Python and torch.
 
-    __main__.py            `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
-    distmagic/             the package's __init__, and remote/ without remote/keeper/
-    cloudpickle/           as installed on the notebook machine
-    fallback/tqdm/         likewise; for the end of `sys.path`, on hosts that have no tqdm
+    __main__.py      `python BUNDLE ROLE ...`: contact, agent, engine, worker, template or task
+    distmagic/       the package's __init__, and remote/ without remote/keeper/
+    cloudpickle/     as installed on the notebook machine
+    fallback/tqdm/   likewise; for the end of `sys.path`, on hosts that have no tqdm
 
 All of it is importable from inside the zip. It includes distmagic's byte code, which saves a Python
 of the same version a third of its start time; other versions ignore it. Files that are not needed

@@ -1,7 +1,8 @@
 """Turns a call into files: the pickled call, the code that it refers to, and its large values.
 
     call         parcel of a `Call` or a `Whole` (remote/values/call.py)
-    code         zip: sources.json, the source of cells and their labels, and the paths of local modules on this machine
+    code         zip: sources.json, the source of cells and their labels, and the paths of local
+                 modules on this machine
     side files   the large values of the call, in separate files (remote/values/side_files.py)
 
 An error names the variable with a value that can't be sent. For hosts with another Python version,

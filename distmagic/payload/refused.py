@@ -34,7 +34,9 @@ _FRAMEWORKS = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "a DistributedDataParallel module",
     "torch.utils.data.distributed.DistributedSampler": "a DistributedSampler",
 }
-"""Classes whose objects ask for rank and world size when they are made, by module and name, and what to call such an object."""
+"""Classes whose objects ask for rank and world size when they are made: module and name of the
+class, and a name for such an object in a message.
+"""
 
 _NAMES = {name.rpartition(".")[2] for name in _FRAMEWORKS}
 

@@ -5,6 +5,6 @@ The playground touches no real host, and only notebook/ imports it. Its server u
 although transports use paramiko: one process serves all hosts, and asyncssh connects a command's
 pipes to its channel. Read in this order:
 
-    playground.py  starts and ends the server's process; writes an OpenSSH configuration for the hosts
+    playground.py  starts and ends the server's process; writes an SSH configuration for the hosts
     server.py      the server's process: an asyncssh server for each host, and the commands on it
 """

@@ -17,7 +17,7 @@ Read the modules in this order:
     as_html.py      HTML: head and table; style.css has all styles
     curves.py       metrics as SVG curves
     chart_data.py   the same as numbers, for a page that draws them itself
-    output.py       the last lines of output, without torchrun's noise, and the pictures that ranks show
+    output.py       the last lines of output, without torchrun's noise, and pictures of ranks
     stacks.py       where the ranks of a hanging run are
     quantities.py   numbers, sizes and times in words
     text_width.py   escapes text from hosts, and cuts it to a width

@@ -15,9 +15,8 @@ from distmagic.render.table import GAP, Column, text_lines
 from distmagic.render.text_width import cut, plain, wrapped
 from distmagic.state.model import OutputLine, RunState
 
-_MIN_NOTE = (
-    12  # columns; a narrower note is left out, because the alerts have the full text
-)
+# columns; a narrower note is left out, because the alerts have the full text
+_MIN_NOTE = 12
 _MAX_LINE = 300  # characters of one line of output
 _MARKS = {"error": "✗", "warning": "!", "info": "·"}
 

@@ -34,9 +34,8 @@ PHASES: tuple[RankPhase | Literal["reconnecting", "detached", "last seen"], ...]
 )
 _PICKED = 8  # failed ranks, and as many slow ones, with their own row in a large run
 _SLOW = 0.9  # a rank with fewer steps than this fraction of the median is slow,
-_LATE_S = (
-    3.0  # if it needs more than this to catch up; ranks don't start at the same moment
-)
+# if it needs more than this to catch up; ranks don't start at the same moment
+_LATE_S = 3.0
 
 
 def slow_ranks(workers: Sequence[WorkerState]) -> set[int]:

@@ -5,7 +5,8 @@ or the line. The package contacts no host and does not run the cell. It reads on
 reads a hostfile. Read the modules in this order:
 
     hosts.py         hosts as users write them: lists and hostfiles
-    flag_values.py   flags, and options, the dataclass fields that declare them; parses the text after a flag
+    flag_values.py   flags, and options: the dataclass fields that declare them; parses values of
+                     flags
     spec.py          `JobSpec`: what to run, with all checks of values
     access.py        `Access`: how to reach hosts, with the same checks
     command_prefix.py  the command before Python on a host's command line, such as `docker exec`
@@ -14,8 +15,9 @@ reads a hostfile. Read the modules in this order:
     export.py        the system and the folder of an export
     flag_table.py    all flags: those of options, and those that only a command line has
     flag_parser.py   splits a line into flags; their help and their names
-    flags.py         parses the line of `%%distributed`, or a script with arguments, into a `Request`
+    flags.py         parses the line of `%%distributed`, or a script with arguments: a `Request`
     config.py        the notebook's settings, and which hosts take precedence
     cell.py          splits the cell: statements for the notebook, one expression for every rank
-    notebook_effects.py  finds statements that only take effect in the notebook, though they were meant for the ranks
+    notebook_effects.py  finds statements that only take effect in the notebook, but were meant for
+                     the ranks
 """

@@ -16,9 +16,8 @@ import shlex
 
 from distmagic.errors import UsageError
 
-ENVIRONMENT = (
-    "env:"  # prefix of the name or folder of a virtual environment, instead of a path
-)
+# prefix of the name or folder of a virtual environment, instead of a path
+ENVIRONMENT = "env:"
 # Folders in which `%distributed env sync`, conda, virtualenvwrapper, venv and uv make environments;
 # a name may also be a folder, or a project's.
 _PLACES = (

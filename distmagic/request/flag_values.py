@@ -40,7 +40,8 @@ class Flag:
     metavar    name of its value in the help, "" for a switch
     read       converts its text to the value; errors start with the flag, its second argument
     repeats    whether it may be repeated
-    not_with   which of "export", "workflow" and "stay" reject it; systems/osmo/run.py has more about some flags
+    not_with   which of "export", "workflow" and "stay" reject it; systems/osmo/run.py has more
+               about some flags
     argument   help of the keyword of `distmagic.run`, "" if the flag's help fits
     """
 

@@ -10,11 +10,13 @@ and buttons.
 
     launch.py     two procedures for the run's own thread: launch a job, attach to one
        |  starts blocking actions, waits for them with the loop
-    run_loop.py   the loop: events --fold--> RunState --state/decide--> decisions; questions, interrupts, showing
+    run_loop.py   the loop: events --fold--> RunState --state/decide--> decisions; questions,
+       |          interrupts, showing
        |  events                                    |  actions
     node_table.py the link of each node, and what to try next; no I/O
                                                     |
-    executor.py   performs the actions of actions.py, each on a thread, and puts the resulting event on event_queue.py
+    executor.py   performs the actions of actions.py, each on a thread, and puts the resulting
+                  event on event_queue.py
 
 Only the loop takes decisions about a run, and a `Screen` shows its state. Read launch.py first,
 then run_loop.py, node_table.py, actions.py and executor.py. The blocking actions are:

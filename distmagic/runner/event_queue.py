@@ -15,7 +15,8 @@ from distmagic.state.events import Event, Launched
 # Limit for unread bytes of one node; a host that sends more is not read until the loop catches up.
 _AHEAD_BYTES = 1 << 20
 _LEAST_BYTES = 4096  # minimum size that an event counts as: so at most 256 wait
-_GATHER_S = 0.0003  # per node: folding one event costs as much as folding all that nodes send meanwhile
+# per node: folding one event costs as much as folding all that nodes send meanwhile
+_GATHER_S = 0.0003
 
 
 class EventQueue:

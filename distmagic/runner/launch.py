@@ -1,7 +1,8 @@
 """One run from its start to its end, as two procedures for the run's own thread: `launch` a job, or
 `attach` to one.
 
-    reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them -> sweep what lost agents left
+    reach hosts -> plan -> get their devices -> deliver -> start every node -> follow them
+    -> sweep what lost agents left
 
 Each step is a blocking action on a thread, for which the run loop waits. If only some hosts start,
 they are stopped before the error is raised.
@@ -54,9 +55,8 @@ from distmagic.state.model import RunState
 # How long the user waits for hosts with a lost agent: one that accepts SSH but does not answer
 # would take a minute.
 SWEEP_S = 15.0
-_ENDED_S = (
-    1.0  # time for a host to come back, when the user looks at a job that has ended
-)
+# time for a host to come back, when the user looks at a job that has ended
+_ENDED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,8 @@ def _followed(
         _sweep(loop, opener, table)
     finally:
         executor.close(table.links)
-    loop.finish()  # while interrupts are still counted: an interrupt now must not lose the run's value
+    # While interrupts are still counted: an interrupt now must not lose the run's value.
+    loop.finish()
     return Followed(
         state=loop.state,
         small_results=table.small_results,

@@ -3,14 +3,16 @@
 Events go in, actions come out. The table never blocks, connects or reads a clock. Only the run's
 own thread changes it.
 
-    state of a row       leaves it when
-    waiting              the lead of an elastic job has registered it, and this notebook starts it: Joined -> following
-    following            LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else -> lost
-    reconnecting         Linked -> following; the time is over -> lost. The pauses between attempts grow
-    meeting              as reconnecting, for a node that another notebook starts, or whose start is unconfirmed; in the
-                         end this one starts it itself
-    collecting           Collected -> gone
-    gone, lost           never. In an elastic job the host of a lost node is tried as a new node
+    state of a row   leaves it when
+    waiting          the lead of an elastic job has registered it, and this notebook starts it:
+                     Joined -> following
+    following        LinkEnded: the agent ended -> collecting; the link broke -> reconnecting; else
+                     -> lost
+    reconnecting     Linked -> following; the time is over -> lost. The pauses between attempts grow
+    meeting          as reconnecting, for a node that another notebook starts, or whose start is
+                     unconfirmed; in the end this one starts it itself
+    collecting       Collected -> gone
+    gone, lost       never. In an elastic job the host of a lost node is tried as a new node
 
 A row is lost when nothing more is tried for its node. `RunState.lost` may have other nodes too,
 without which the run continues or ends (see state/__init__). They are still followed, or retried,

@@ -14,8 +14,9 @@ A run goes through these stages:
     opening     `wait_for` one blocking action after the other: connect to hosts, plan, send, start.
                 An interrupt raises KeyboardInterrupt out of `wait_for`
     following   `follow`: events are folded and decided upon until every node is gone or lost.
-                An interrupt stops the nodes politely, the next one at once; a detached job runs on. If a run
-                has long been without progress, the first one asks for the ranks' stacks; the stop follows by itself
+                An interrupt stops the nodes politely, the next one at once; a detached job runs on.
+                If a run has long been without progress, the first one asks for the ranks' stacks;
+                the stop follows by itself
     closing     `wait_for` the cleanup after lost agents
 
 Promised: an interrupt loses no event. Not promised: that a step takes at most 0.1 s, because the
@@ -272,7 +273,8 @@ class RunLoop:
                         self._beat(limits)
                     except KeyboardInterrupt:
                         self.interrupts()
-        except BaseException:  # a bug, for example in a screen: the ranks must not run on until their lease expires
+        except BaseException:
+            # A bug, for example in a screen: the ranks must not run on until their lease expires.
             self._abandon()
             raise
 

@@ -110,7 +110,8 @@ class Start:
             return self.plan
         try:
             port = free_port(self.links[0], self.plan.nodes[0].address)
-        except PreflightError:  # the host can't test ports at this address: the previous port is as good as any
+        except PreflightError:
+            # The host can't test ports at this address: the previous port is as good as any.
             return self.plan
         return at_port(self.plan, port)
 

@@ -33,7 +33,8 @@ _LINE_EVERY_S = 30.0
 # Views of finished runs that are kept, for pages that are loaded later.
 _KEPT_VIEWS = 4
 WHILE_RUNNING = "This was saved during the run; its outcome was not saved."
-_PAGE_S = 5.0  # time for a page to report that it shows the view, before the kernel asks a rank's question
+# time for a page to report that it shows the view, before the kernel asks a rank's question
+_PAGE_S = 5.0
 AT_FIRST = "This text is replaced during the run."
 
 _ended: deque[Board] = deque()

@@ -6,7 +6,7 @@ events. Read in this order:
 
     session.py        connects to hosts, launches a job, attaches to one, ends warm processes
     ending.py         the end of a run: its outcome, its error, or the job that runs on detached
-    allocations.py    hosts from schedulers: requested once, used by every cell with the same request
+    allocations.py    hosts from schedulers: requested once, used by all cells with that request
     inside.py         this process as one node of a job whose nodes all run the same cell or script
     place.py          the hosts of one cell; waits for pending nodes, also in the background
     dry_run.py        shows what a run would start

@@ -60,26 +60,29 @@ In addition to its phase, a node may be
   stays. A node that is gone can't become lost; a lost one may still become gone, if its own last
   events arrive after all.
 
-Why a node is lost, and which code decides it:
+Why a node is lost, and which code decides it (decide.py and fold.py are in this package,
+node_table.py in runner/, osmo/ in systems/):
 
-    it was out of reach for 10 s, while others were not          decide.py, `overdue`
+    it was out of reach for 10 s, while others were not      decide.py, `overdue`
     it leads an elastic job, all others ended because they
-    missed its heartbeats, and it was out of reach for 10 s      decide.py, `overdue`
-    the others miss its heartbeats, and it sends no event        decide.py, `missed_by_peers`
-    it did not confirm its end after a stop                      decide.py, `after_step`
-    the others miss its heartbeats, in an elastic job            fold.py, `_accuse`: at once, because the lead continues
-                                                                 without it, so its own events are not awaited
-    its agent ended without a last event, or crashed             runner/node_table.py, `_link_ended`
-    it sent an invalid event, or following it met a bug          runner/node_table.py, `_link_ended`
-    its host has another key, or connecting met a bug            runner/node_table.py, `_attempt_failed`
-    there was no connection for the time of the lease            runner/node_table.py, `due`
-    it should join an elastic job, and never started             runner/node_table.py: it was not started (`due`), its
-                                                                 start failed (`_join_failed`), or the run was being
-                                                                 stopped (`_add_row`)
-    it should join, and its host did not answer                  runner/node_table.py, `due`: its start is unconfirmed,
-                                                                 and no connection came for 20 s; it may run
-    it joined from a host that this notebook doesn't know        runner/node_table.py, `_pass_over`
-    OSMO ended the workflow without success                      systems/osmo/workflow.py, `_finish`
+    missed its heartbeats, and it was out of reach for 10 s  decide.py, `overdue`
+    the others miss its heartbeats, and it sends no event    decide.py, `missed_by_peers`
+    it did not confirm its end after a stop                  decide.py, `after_step`
+    the others miss its heartbeats, in an elastic job: at
+    once, because the lead continues without it, so its
+    own events are not awaited                               fold.py, `_accuse`
+    its agent ended without a last event, or crashed         node_table.py, `_link_ended`
+    it sent an invalid event, or following it met a bug      node_table.py, `_link_ended`
+    its host has another key, or connecting met a bug        node_table.py, `_attempt_failed`
+    there was no connection for the time of the lease        node_table.py, `due`
+    it should join an elastic job, and was not started       node_table.py, `due`
+    it should join, and its start failed                     node_table.py, `_join_failed`
+    it should join, and the run was being stopped            node_table.py, `_add_row`
+    it should join, its host did not answer, and no
+    connection came for 20 s; its start is unconfirmed, and
+    it may run                                               node_table.py, `due`
+    it joined from a host that this notebook doesn't know    node_table.py, `_pass_over`
+    OSMO ended the workflow without success                  osmo/workflow.py, `_finish`
 
 A rank
 ------

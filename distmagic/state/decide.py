@@ -36,18 +36,15 @@ from distmagic.state.standstill import (
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure
 CONFIRM_S = 15.0  # a node that hasn't confirmed its end this long after SIGKILL is lost
-CLOSED_PORT_S = (
-    5.0  # a node that still can't connect so long after the endpoint has opened
-)
-NEVER_OPEN_S = (
-    120.0  # time for the endpoint to open; importing torch can take long on a slow disk
-)
+# a node that still can't connect so long after the endpoint has opened
+CLOSED_PORT_S = 5.0
+# time for the endpoint to open; importing torch can take long on a slow disk
+NEVER_OPEN_S = 120.0
 # time until a host that only this notebook can't reach is lost; if it reaches no host, the lease
 # counts
 NODE_LOST_S = 10.0
-OWN_WORD_S = (
-    1.5  # time for a host without heartbeats to report that it receives none itself
-)
+# time for a host without heartbeats to report that it receives none itself
+OWN_WORD_S = 1.5
 # Time after the last sign of life for torchrun to restart a failed rank, if the other nodes seem to
 # have ended.
 RESTART_S = 15.0

@@ -19,14 +19,12 @@ from distmagic.state.progress import has_shown_progress, have_moved, is_of_a_wai
 from distmagic.state.series import Series
 
 KEPT_METRICS = 50  # metric names for each rank
-_METRICS_OF_ALL = 100_000  # metric names of all ranks together: with very many ranks each keeps fewer, but at least
-_FEWEST_METRICS = 4
+_METRICS_OF_ALL = 100_000  # metric names of all ranks together
+_FEWEST_METRICS = 4  # metric names that each rank keeps at least, with very many ranks
 KEPT_BARS = 20  # bars for each rank
 KEPT_POINTS = 2000  # points of one metric of one rank
-_POINTS_OF_ALL = (
-    128_000  # points of one metric of all ranks together, and at least for each:
-)
-_FEWEST_POINTS = 50
+_POINTS_OF_ALL = 128_000  # points of one metric of all ranks together
+_FEWEST_POINTS = 50  # points of one metric that each rank keeps at least
 # size limit of the traceback of a rank that was not the first to fail; its log has all of it
 _LATER_TRACEBACK_CHARS = 4000
 _LATER_CHARS = 2000  # size limit of its message
@@ -34,10 +32,12 @@ _LATER_CHARS = 2000  # size limit of its message
 _ECHO_S = 2.0
 
 
-# ---- which node has which ranks. The nodes meet in rounds of the rendezvous, and all ranks report the round's number.
-# A rank belongs to the node that reports it in the latest round. Events of different nodes come in
-# any order, so an event of an earlier round may come after one of a later round from another node.
-# It counts for ranks that the later round has not assigned.
+# ---- which node has which ranks
+#
+# The nodes meet in rounds of the rendezvous, and all ranks report the round's number. A rank
+# belongs to the node that reports it in the latest round. Events of different nodes come in any
+# order, so an event of an earlier round may come after one of a later round from another node. It
+# counts for ranks that the later round has not assigned.
 
 
 def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
@@ -53,7 +53,9 @@ def _worker(builder: RunStateBuilder, node: int, what: protocol.Worker) -> None:
         for rank in list(builder.workers):
             if rank >= what.world_size:  # an elastic job has shrunk
                 del builder.workers[rank]
-    else:  # some versions of torch don't report the round: then no world smaller than the lead's counts
+    else:
+        # Some versions of torch don't report the round: then the lead's world is the smallest that
+        # counts.
         builder.world_size = max(builder.world_size, what.world_size)
     builder.resume(what.rank)
     builder.workers[what.rank] = WorkerState(

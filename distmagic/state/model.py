@@ -31,19 +31,25 @@ class NodeState:
     hostname      its own hostname, "" before its agent runs
     address       the address to which the other nodes connect
     unusable      why the host can't take part, "" if it can
-    waits_for     the devices that the run waits for, and the job that has them; "" while it doesn't wait
-    sent_bytes    how many of the `total_bytes` of the payload were sent; both 0 if the host lacked nothing
+    waits_for     the devices that the run waits for, and the job that has them; "" while it waits
+                  for none
+    sent_bytes    how many of the `total_bytes` of the payload were sent; both 0 if the host lacked
+                  nothing
     code          torchrun's exit code, None before its end
     reason        why the agent ended, in its own words; "done" after a successful run, "" before
     survivors     processes that could not be ended
     broken        why the connection is broken, since `broken_at_s`; "" while it is not
     gang          its state at the other nodes, by heartbeats
     is_agent_gone whether its host reported that its agent ended without a last event
-    stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node that caused it, or None
-    accused_at_s  since when the other nodes receive no heartbeat, while it sends no event either; else None
+    stopping      why its agent ends its ranks, "" while it doesn't; `culprit` is the node that
+                  caused it, or None
+    accused_at_s  since when the other nodes receive no heartbeat, while it sends no event either;
+                  else None
     hardware      the last measurement of the host's load, None before the first one
-    gpu_peaks     peak memory use of each GPU, in the order of local ranks' GPU numbers; 0 if unknown
-    gpus_idle_s   for how long all GPUs of its ranks have been idle, up to the last measurement at `looked_at_s`
+    gpu_peaks     peak memory use of each GPU, in the order of local ranks' GPU numbers; 0 if
+                  unknown
+    gpus_idle_s   for how long all GPUs of its ranks have been idle, up to the last measurement at
+                  `looked_at_s`
 
     All times are seconds since the start of the run, by the notebook's clock.
     """
@@ -101,7 +107,8 @@ class WorkerState:
     round         the round of the rendezvous in which the rank was started
     restart       how often torchrun had restarted the rank
     step, total   as the rank reported them; None if it didn't
-    bars          open progress bars, outermost first; if all are closed, the last one, after `bars_before` others
+    bars          open progress bars, outermost first; if all are closed, the last one, after
+                  `bars_before` others
     metrics       the latest value of each metric; `has_printed`: they were read from printed lines
     at_s          time of its last report, in seconds since the start of the rank
     advanced_at_s when its step or a bar last moved, by the notebook's clock; before that, its start
@@ -223,12 +230,13 @@ class RunState:
     abandoned           why the run ended before it had started on all hosts, "" for any other run
     started_at_s        when the first node's agent was started, None before
     lost                the reason of each lost node, by node_rank
-    unreached           nodes that can't connect to the rendezvous endpoint, with endpoint and reason
+    unreached           nodes that can't connect to the rendezvous endpoint; endpoint and reason
     endpoint_open_at_s  when the lead opened the endpoint of the rendezvous, None before
     terms               the settings of the job; the requested settings until the plan is made
     rdzv_round          the last round of the rendezvous
     chose_port          whether the plan chose the port of the rendezvous; unknown after `attach`
-    detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" while it needs one
+    detached_by         why the job no longer needs a notebook: "asked" or "disconnected"; "" while
+                        it needs one
     advanced_at_s       when a rank last advanced (see `progress.is_hung`); a stop freezes this time
     reaching_since_s    when a node was last reached while no other one was; 0 before the first
     stack_dumps         the answers to the last few requests for stacks
@@ -237,13 +245,18 @@ class RunState:
     resumed_at_s        when a rank last resumed after such a wait; 0 before the first
     wanted_stacks       the ID of the user's last request for stacks, "" before the first
     name                the user's name for the run (--name), "" if it has none
-    began_unix_s        start of the run, in seconds since 1970 by the notebook's clock; 0 if unknown
-    began_up_s          start of the run in seconds since boot (`processes.up_s`), a clock that nobody can set
+    began_unix_s        start of the run, in seconds since 1970 by the notebook's clock; 0 if
+                        unknown
+    began_up_s          start of the run in seconds since boot (`processes.up_s`), a clock that
+                        nobody can set
     before_s            age of the job in seconds when this kernel started to follow it
     variable            name of the notebook's variable for the run, for messages
-    cell                number of the cell whose state this is, on ranks that stay; 0 for any other run
-    logged              what detailed logs show of a node's network, by (node_rank, kind); only with --debug
-    seen_unix_s         when this notebook stopped following the run, in seconds since 1970; 0 while it follows
+    cell                number of the cell whose state this is, on ranks that stay; 0 for any other
+                        run
+    logged              what detailed logs show of a node's network, by (node_rank, kind); only with
+                        --debug
+    seen_unix_s         when this notebook stopped following the run, in seconds since 1970; 0 while
+                        it follows
 
     Times are seconds since the start of the run, or since this kernel started to follow it, by the
     notebook's clock.

@@ -100,7 +100,8 @@ class Series:
     ) -> None:
         self._table = array("d") if table is None else table
         self._size = len(self._table) // _COLUMNS
-        self._epochs_end = epochs_end  # where the steps of this epoch start, added up over all earlier epochs
+        # where the steps of this epoch start, added up over all earlier epochs
+        self._epochs_end = epochs_end
         # Number of points so far, including those that were thinned out.
         self.arrived = arrived
 

@@ -5,8 +5,11 @@ A rank stands still when it has not advanced for ten seconds and for five of its
 does not count while a rank waits for the user's input, or for its next cell. Nor does it count for
 ranks that have never reported, have done all their steps, or are on an unreachable host.
 
-    RunState           --look-->  whether to ask ranks for their stacks, without a stop
-    RunState, Inquiry  --hang_inquiry, timeout_inquiry, begun_inquiry-->  Inquiry  --reason_after_inquiry-->  reason
+    RunState           --look-->                              whether to ask ranks for their stacks,
+                                                              without a stop
+    RunState, Inquiry  --hang_inquiry, timeout_inquiry,
+                         begun_inquiry-->                     Inquiry
+    Inquiry            --reason_after_inquiry-->              the reason of the stop
 
 decide.py sends the request when an inquiry starts, and stops the run for its reason.
 """
@@ -31,13 +34,15 @@ PATIENCE_S = 10.0
 IDLE_S = 1800.0  # unused GPUs are reported after this time
 IDLE_SHARE = 0.05  # a GPU with less utilization counts as idle
 _USUAL_STEPS = 5
-_FIRST_STEP_S = 60.0  # for a rank whose usual step time is unknown: it may compile, or read its data
+# for a rank whose usual step time is unknown: it may compile, or read its data
+_FIRST_STEP_S = 60.0
 # After all ranks have stood still for so long, they are asked for their stacks.
 LOOK_S = 60.0
-GLANCE_S = 10.0  # after so long, ask quietly whether they wait in different calls; then after twice the time, and so on
-WORTH_ASKING_S = (
-    30.0  # a run that has stood still for so long is asked for stacks before a stop
-)
+# After so long, ask quietly whether ranks wait in different calls; then after twice the time, and
+# so on.
+GLANCE_S = 10.0
+# a run that has stood still for so long is asked for stacks before a stop
+WORTH_ASKING_S = 30.0
 _LEAST_STILL_S = 5.0  # a short run that reports nothing may simply be working
 # Time for the answers; agents themselves wait 4 s for ranks that don't answer.
 STACKS_S = 6.0

@@ -1,12 +1,15 @@
 """Ranks that stay alive between cells: torchrun starts them once, and each cell runs in the
 `__main__` of every rank.
 
-    the cell's text  --following.prepared-->   CellParcel: the cell, and the names of the notebook that it uses
-    a first cell     --starting.start-->       a background run whose ranks wait for cells
-    CellParcel       --Ranks.run_cell-->       RunCell, sent over the links of the run's loop; the agent forwards it
-    events           --control.Control-->      the events that the loop received, on the thread of the cell
-    events           --cell_state.take-->      CellState: the RunState of this cell alone
-    RunState         --render, verdict-->      the cell's view, its `Run`, its error
+    the cell's text  --following.prepared-->  CellParcel: the cell, and the names of the notebook
+                                              that it uses
+    a first cell     --starting.start-->      a background run whose ranks wait for cells
+    CellParcel       --Ranks.run_cell-->      RunCell, sent over the links of the run's loop; the
+                                              agent forwards it
+    events           --control.Control-->     the events that the loop received, on the thread of
+                                              the cell
+    events           --cell_state.take-->     CellState: the RunState of this cell alone
+    RunState         --render, verdict-->     the cell's view, its `Run`, its error
 
 In this package, a session is one background job with its ranks. It has the lease, the loss of
 hosts, `jobs`, `stop` and `attach` of any job. Its loop runs on its own thread and never ends

@@ -40,7 +40,8 @@ from distmagic.staying.control import Control
 from distmagic.staying.following import form_for
 from distmagic.staying.idle import IdleTime
 
-_INLINE_BYTES = 60_000  # size limit of a cell that is sent inside its request; a longer one is sent before, as a file
+# size limit of a cell that is sent inside its request; a longer one is sent before, as a file
+_INLINE_BYTES = 60_000
 BEAT_S = 0.1
 
 

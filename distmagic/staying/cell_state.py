@@ -16,9 +16,8 @@ from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import ALIVE
 
-PEERS_S = (
-    1.0  # time for the other ranks to end a cell by themselves after one has failed
-)
+# time for the other ranks to end a cell by themselves after one has failed
+PEERS_S = 1.0
 
 
 # The stages of the user's interrupt: "ask" ranks for their steps, "asked", "stopping" at a common

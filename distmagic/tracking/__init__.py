@@ -1,7 +1,8 @@
 """Sends metrics that ranks report to an experiment tracker: TensorBoard, Weights & Biases or
 MLflow.
 
-    RunState  --points.Unsent-->  TrackedPoint, ...  --writers-->  the tracker's own package, on the notebook machine
+    RunState           --points.Unsent-->  TrackedPoint, ...
+    TrackedPoint, ...  --writers-->        the tracker's own package, on the notebook machine
 
 Hosts do not need these packages. Read in this order:
 

@@ -11,10 +11,11 @@ in this order:
     piped.py         a process on this machine with pipes
     local.py         transport: this machine, without SSH
     ssh/             transport: paramiko, one connection a host and a channel a process
-    ssh_command.py   transport: the system's `ssh` program, for configurations that paramiko can't do
+    ssh_command.py   transport: the system's `ssh` program, where paramiko can't do a configuration
     ssh_words.py     parses error messages of that program
     channel.py       a TLS connection in one direction
-    dialled.py       transport: nodes that have connected to this one, two such connections a process
+    dialled.py       transport: nodes that have connected to this one, with two connections for each
+                     process
     time_limits.py   timers, all on one thread
     program_text.py  a small program as a command-line argument, for hosts that have no bundle yet
 """

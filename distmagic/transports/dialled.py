@@ -2,8 +2,9 @@
 
 Each process has two connections, which its node makes on request.
 
-stdin    this end sends:    "i" with bytes, "e": end of file
-stdout   the node sends:    "o" with bytes, "e": end of file; then "s" with the end of stderr, "x" with the exit code
+    stdin    this end sends:  "i" with bytes, "e": end of file
+    stdout   the node sends:  "o" with bytes, "e": end of file; then "s" with the end of stderr,
+                              "x" with the exit code
 """
 
 from __future__ import annotations

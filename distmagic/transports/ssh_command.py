@@ -43,7 +43,8 @@ _OPTIONS = (
     "RequestTTY=no",
     "PermitLocalCommand=no",
     "ClearAllForwardings=yes",  # these are ports alone, so:
-    "ForwardAgent=no",  # the master lives for hours, and root on the host could use the agent all the time
+    # The master lives for hours, and root on the host could use the agent all the time.
+    "ForwardAgent=no",
     "ForwardX11=no",
     "LogLevel=INFO",
 )

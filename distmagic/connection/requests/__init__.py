@@ -5,7 +5,7 @@ A function takes the link, blocks until the answer comes, and keeps no state. It
 itself, except by a function that its caller passes. Answers are not trusted: their size is limited,
 and paths of files are checked. Read in this order:
 
-    host_requests.py  addresses and free ports of a host, and its jobs, blobs and working directories
+    host_requests.py  a host's addresses, free ports, jobs, blobs and working directories
     blob_requests.py  files of a payload
     job_requests.py   one job: its end, logs, files, stacks, small results, a new node
     profile_requests.py  a profile of all ranks of a job, merged into one trace

@@ -1,7 +1,7 @@
 """Runs the call at the end of a notebook's cell. torchrun starts this script on every rank.
 
-Next to it are `call`, the pickled call with its large values; `code.zip`, the source of the cells; and `distmagic.zip`,
-which reads them. The return value is not kept.
+Next to it are `call`, the pickled call with its large values; `code.zip`, the source of the cells;
+and `distmagic.zip`, which reads them. The return value is not kept.
 """
 
 import atexit

@@ -1,11 +1,13 @@
-"""Runs torchrun, and ends it when another node of its job has failed. Every node of an exported job starts this script.
+"""Runs torchrun, and ends it when another node of its job has failed.
+
+Every node of an exported job starts this script:
 
     python run_node.py --nnodes=2 --node-rank=0 ... run_rank.py train.py 50
 
-torchrun's nodes do not report to each other. A node whose ranks have ended waits five minutes for a failed one. Ranks
-that are still to meet wait for those of a failed or powered-off node until the timeout of their process group. With
-this script each node increments a counter in torchrun's store, and watches the next node's counter. It needs only
-Python and torch.
+torchrun's nodes do not report to each other. A node whose ranks have ended waits five minutes for a
+failed one. Ranks that are still to meet wait for those of a failed or powered-off node until the
+timeout of their process group. With this script each node increments a counter in torchrun's store,
+and watches the next node's counter. It needs only Python and torch.
 """
 
 import sys
@@ -22,7 +24,8 @@ from typing import Any
 # Keys of torchrun's store, which is in the process of one node.
 _BEAT = "distmagic/beat/"  # counter of a node's checks, by its number
 _ENDED = "distmagic/ended"  # number of nodes that have succeeded
-_OVER = "distmagic/over"  # why the job ended: the first node that failed or is lost, or success of all nodes
+# why the job ended: the first node that failed or is lost, or success of all nodes
+_OVER = "distmagic/over"
 _ALL_WELL = "all"
 _LOOK_S = 1.0  # pause between two checks
 # Time limit for a node's counter to change, and for an answer of the store.
@@ -84,7 +87,8 @@ class NodeOfJob:
     def _look(self, group: Any) -> str:
         """Increment this node's counter; return why the job has ended for it, "" if it has not.
 
-        A job that may restart its ranks waits for a lost node like torchrun: another host may replace it.
+        A job that may restart its ranks waits for a lost node like torchrun: another host may
+        replace it.
         """
         store, now_s = group.store, time.monotonic()
         follows = (group.group_rank + 1) % group.group_world_size
@@ -104,7 +108,10 @@ class NodeOfJob:
         return over
 
     def _exit_barrier(self) -> None:
-        """Wait until all nodes have succeeded, or the store is gone. Exits if one has failed or is lost."""
+        """Wait until all nodes have succeeded, or the store is gone.
+
+        Exits with an error if a node has failed or is lost.
+        """
         group = self.get_worker_group()  # type: ignore[attr-defined]
         with contextlib.suppress(RuntimeError):
             if group.store.add(_ENDED, 1) == group.group_world_size:

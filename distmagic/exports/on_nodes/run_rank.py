@@ -1,12 +1,15 @@
-"""Runs a program like Python, and ends it without Python's shutdown. torchrun starts this script on every rank.
+"""Runs a program like Python, and ends it without Python's shutdown.
+
+torchrun starts this script on every rank:
 
     python run_rank.py train.py 50 --lr 0.1
     python run_rank.py -m package.module
 
-If a thread of gloo needs Python after the shutdown has started, it aborts the process ("terminate called without an
-active exception"). Then the job counts as failed. A model that has the last reference to its process group waits for
-gloo's threads without releasing the GIL. They may wait for the GIL: the rank hangs. So this script also keeps
-references to the groups of models. It needs only Python.
+If a thread of gloo needs Python after the shutdown has started, it aborts the process ("terminate
+called without an active exception"). Then the job counts as failed. A model that has the last
+reference to its process group waits for gloo's threads without releasing the GIL. They may wait for
+the GIL: the rank hangs. So this script also keeps references to the groups of models. It needs only
+Python.
 """
 
 import atexit
@@ -44,7 +47,8 @@ def main(words: Sequence[str]) -> None:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    # Make the program's open files be written, as the shutdown would: clear `__main__`, and flush the rest.
+    # Make the program's open files be written, as the shutdown would: clear `__main__`, and flush
+    # the rest.
     _hold_groups_of_models()
     if threading.active_count() == 1:
         # Otherwise a daemon thread may still use any of them.
@@ -79,7 +83,10 @@ def _run(own: types.ModuleType, words: Sequence[str]) -> None:
 
 
 class _GroupsFinder:
-    """Keeps references to the groups of models before torch ends them, once the program imports torch."""
+    """Replaces a function of torch when the program imports it, and is used only for that.
+
+    The function ends process groups. Its replacement keeps references to those of models first.
+    """
 
     def find_spec(self, name: str, path: Any, _target: Any = None) -> Any:
         """Find torch's module with `destroy_process_group`, which is wrapped after the import."""
@@ -119,7 +126,8 @@ _held: "list[object]" = []  # never cleared
 
 if __name__ == "__main__":
     if getattr(sys.flags, "safe_path", False):
-        # Python leaves this folder out. The program's replaces it, because its modules are next to it.
+        # Python leaves this folder out. The program's replaces it, because its modules are next to
+        # it.
         sys.path.insert(0, str(Path(__file__).parent))
     # From a separate module, because the program replaces this one as `__main__`.
     importlib.import_module(Path(__file__).stem).main(sys.argv[1:])

@@ -9,8 +9,8 @@ in this order:
     main.py          the process: its signals, its beginning and its end
     agent.py         `Agent`: the loop, torchrun's start and end, and the requests of notebooks
     ending.py        `NodeEnd`: every decision to stop, and the steps until no process is left
-    patience.py      how long a job runs on without a notebook, a cell or a restart of its ranks; pure
-    rank_table.py    all ranks of the node: accepts them, journals their progress, notices their ends
+    patience.py      how long a job runs on without a notebook, a cell or a restart of ranks; pure
+    rank_table.py    all ranks of the node: accepts them, journals their progress and their ends
     rank_process.py  one rank: its socket, its progress, its exit
     rank_stream.py   one pipe of a rank: log and output events
     reader.py        the connection of one notebook: sends the journal, receives requests
@@ -19,7 +19,7 @@ in this order:
     termination.py   SIGTERM, grace time, SIGKILL, until no process is left
     stack_dump.py    collects the stack traces of all ranks
     hardware_watch.py  measures the load of the host
-    endpoint.py      connects to the rendezvous endpoint, so that a closed port is reported within seconds
+    endpoint.py      connects to the rendezvous endpoint: a closed port is reported within seconds
 
 Theory of operation
 ===================
@@ -27,22 +27,23 @@ Theory of operation
 An agent is in one of four states. It only ever moves down this list:
 
     running  from `begin` on: torchrun has been started
-    ending   `termination.has_begun`: processes get SIGTERM, and SIGKILL after a grace time. If nothing has failed
-             (`POLITE_REASONS`) only torchrun gets the signal, and the job sets the grace time
+    ending   `termination.has_begun`: processes get SIGTERM, and SIGKILL after a grace time. If
+             nothing has failed (`POLITE_REASONS`) only torchrun gets the signal, and the job sets
+             the grace time
     final    `final_at` is set: no process of the job is left, and `Final` is in the journal
     gone     `run` has returned, and the process exits
 
 running -> ending, on whichever comes first, with this reason:
 
-    a notebook sends `StopNode`                                       the reason in the message
-    the agent gets SIGTERM                                            "the agent was asked to end"
-    a peer stops, or is lost (see the package gang)                   the peer's reason, or "lost"
-    a rank failed, and torchrun may not restart it                    "failed"
-    it may, but waits for a node whose ranks have all returned        "failed" (not elastic)
-    the lead's `timeout_s` is over                                    "timeout"
-    ranks that stay had no cell for the lead's `ends_idle_s`          "idle"
-    nobody renewed the lease of a job that needs a notebook           "lease"
-    torchrun has exited: with an error, by a signal, or well          "failed", "lost" (elastic), none
+    a notebook sends `StopNode`                                 the reason in the message
+    the agent gets SIGTERM                                      "the agent was asked to end"
+    a peer stops, or is lost (see the package gang)             the peer's reason, or "lost"
+    a rank failed, and torchrun may not restart it              "failed"
+    it may, but waits for a node whose ranks have all returned  "failed" (not elastic)
+    the lead's `timeout_s` is over                              "timeout"
+    ranks that stay had no cell for the lead's `ends_idle_s`    "idle"
+    nobody renewed the lease of a job that needs a notebook     "lease"
+    torchrun has exited: with an error, by a signal, or well    "failed", "lost" (elastic), none
 
 Then the agent closes the standard input of all ranks: otherwise a debugger that waits for a line
 would delay the end.

@@ -32,7 +32,9 @@ _GRACE_S = 3.0  # between SIGTERM and SIGKILL, after a failure or a loss
 # Before that it may ask ranks for their stacks, which takes up to 6 s.
 _NOTEBOOK_FIRST_S = 7.0
 _TORCHRUN_REPORT_S = 0.5  # for torchrun to report exit codes after a rank has failed
-_LAST_CALLS_S = 1.0  # for ranks to leave their calls before they are ended, because a rank of another node has failed
+# time for ranks to write their collective calls, before they are ended because a rank of another
+# node has failed
+_LAST_CALLS_S = 1.0
 
 
 @dataclass(eq=False)
@@ -105,14 +107,14 @@ class NodeEnd:
 
         The first one counts, so their order matters within a turn.
         """
-        # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers must report this node as the cause,
-        # whatever else failed.
+        # 1. SIGTERM: a user or a scheduler on this host ends the agent. The peers must report this
+        # node as the cause, whatever else failed.
         if self.got_sigterm:
             cause = Cause("the agent was asked to end", self.start.node_rank)
             self.stop(now, cause)
-        # 2. Peers come before this node's own ranks: when a peer fails, ranks of this node fail a moment later because
-        # their connections break, and the user must see the first failure. Polled in every turn,
-        # even while this node stops, because that also informs the peers.
+        # 2. Peers come before this node's own ranks: when a peer fails, ranks of this node fail a
+        # moment later because their connections break, and the user must see the first failure.
+        # Polled in every turn, even while this node stops, because that also informs the peers.
         if self.channel is not None:
             is_clear = self.final_at is not None
             own = OwnState(
@@ -134,8 +136,8 @@ class NodeEnd:
                 self.stop(now, peers_cause)
             self._form_anew_if_asked(now, self.gang.formations)
             self._leave_exit_barrier(now)
-        # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. If restarts are left, torchrun alone
-        # decides.
+        # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. If restarts are
+        # left, torchrun alone decides.
         failed_at = self.rank_table.failed_at
         may_restart = self.start.terms.max_restarts > 0
         if (

@@ -68,7 +68,8 @@ def serve(
         termination = Termination()
         termination.begin(time.monotonic(), 0.0)
         while not termination.is_done:
-            processes.reap()  # torchrun's orphans become children of this process, and zombies have no descendants
+            # torchrun's orphans become children of this process, and zombies have no descendants.
+            processes.reap()
             time.sleep(_TICK_S)
             termination.step(time.monotonic())
         shutil.rmtree(agent.run_dir, ignore_errors=True)

@@ -58,7 +58,9 @@ class PoliteStop:
     def _may_end(self, rank: RankProcess) -> bool:
         if rank.process is None or not rank.is_running:
             return False
-        if rank.is_over:  # it is in its exit code; that of a rank that had returned before may take forever
+        # Its process runs the exit code of Python and of libraries. For a rank that had returned
+        # before, that may take forever.
+        if rank.is_over:
             return rank.over_at >= self._began
         pid = rank.hello.pid
         if not processes.catches(pid, awake.SIGNAL):

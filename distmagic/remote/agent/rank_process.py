@@ -19,7 +19,8 @@ from distmagic.remote.wire.codec import Numbers
 
 _POINTS_AN_EVENT = 20  # of one metric
 _NAMES_AN_EVENT = 400  # of metrics: an event is a line of at most 1 MiB
-_LINE_BYTES = 4096  # limit of a line of input, including its end: a pipe takes so much at once or nothing
+# size limit of a line of input, including its end: a pipe takes so much at once or nothing
+_LINE_BYTES = 4096
 
 
 class RankProcess:
@@ -67,7 +68,8 @@ class RankProcess:
         self._stdin = typed
         for fd in typed:
             os.set_blocking(fd, False)
-        self._prompt = 0  # number of the prompt that it waits at; 0 for none, or after a line was passed on
+        # number of the prompt that it waits at; 0 for none, or after a line was passed on
+        self._prompt = 0
         self._progress: protocol.Progress | None = None  # since the last event
         self._reports = logs.Log(
             folder / f"rank{hello.rank}.reports.jsonl", places.REPORTS_BYTES

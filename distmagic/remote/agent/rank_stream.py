@@ -117,9 +117,8 @@ class _Text:
         self._unlogged = bytearray()
         # Number of bytes that the disk rejected since that event.
         self._unlogged_bytes = 0
-        self._missing_bytes = (
-            0  # number of bytes that the log lacks, until a note in the log has it
-        )
+        # number of bytes that the log lacks, until a note in the log has it
+        self._missing_bytes = 0
         self._budget = float(_BURST_BYTES)  # bytes that may be sent: a token bucket
         self._at = now
 

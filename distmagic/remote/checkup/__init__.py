@@ -8,5 +8,6 @@ nothing, write no file, and judge nothing (distmagic/diagnosis/ does). Read in a
     gpu_health.py   GPUs that are in use, slowed down or broken
     nccl_ras.py     asks NCCL which processes it misses in a running job
     doors.py        tests which hosts can connect to which
-    collective.py   measures the network between pairs of hosts; the doctor runs it as a job, and only it imports torch
+    collective.py   measures the network between pairs of hosts; the doctor runs it as a job; the
+                    only module that imports torch
 """

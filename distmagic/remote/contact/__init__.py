@@ -18,7 +18,8 @@ Read in this order:
     sweep             ends processes that killed agents have left
     template_client   finds, starts and ends templates
     template          a process that has torch loaded and forks agents; its states and promises
-    task              for hosts to which no notebook can open a channel: drives a contact itself, and writes to a log
+    task              for hosts to which no notebook can open a channel: sends a contact its
+                      requests, and writes the answers to a log
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Both ends get the same certificate and key over SSH, made for this delivery. The
 each end continues only if the other has that certificate, before any byte of a blob is sent. Then
 only the server sends:
 
-    4 bytes, big-endian: the number of bytes that follow; 0: nothing new yet, but the server is alive
+    4 bytes, big-endian: how many bytes follow; 0: nothing new yet, but the server is alive
 
 The blobs are sent in an order that both ends know. The receiver checks their SHA-256, and requests
 them from the notebook if anything is wrong, so no transfer is retried.

@@ -1,8 +1,9 @@
-"""The first program on a host: sent as text to stdin, runs on any Python, and requests the bundle if it is missing.
+"""The first program on a host: sent as text to stdin, it runs on any Python, and requests the
+bundle if the host lacks it.
 
-notebook: FIRST lines           host: PYTHON
-notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
-notebook: size, bundle bytes    host: continues as `contact`, from the bundle
+    notebook: FIRST lines           host: PYTHON
+    notebook: PROGRAM line          host: MARK + {"python", "have", "error"}
+    notebook: size, bundle bytes    host: continues as `contact`, from the bundle
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import zlib
 
 MARK = b"distmagic-boot "
 PYTHON = b"distmagic-python"
-# Output of a log-in shell whose start-up files have replaced Python by another shell, which reads these lines. If such
-# files read some lines of input, they read these.
+# Output of a log-in shell whose start-up files have replaced Python by another shell, which reads
+# these lines. If such files read some lines of input, they read these.
 SHELL = b"distmagic-shell"
 FIRST = b"echo distmagic-shell; exit\n" * 3
-# A host never notices that its connection died before the program came: this Python ends by itself after this time.
+# A host never notices that its connection died before the program came: this Python ends by itself
+# after this time.
 SILENCE_S = 60
-# The first words remove the working directory from the path, so that a json.py in the user's home does not replace
-# Python's own.
+# The first words remove the working directory from the path, so that a json.py in the user's home
+# does not replace Python's own.
 BOOTSTRAP = (
     f"import sys;sys.path[:]=[p for p in sys.path if p];import signal;signal.alarm({SILENCE_S});"
     'print("distmagic-python");f=getattr(sys.stdin,"buffer",sys.stdin);'

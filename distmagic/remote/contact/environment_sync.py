@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 _TELL_S = 0.5
 _LOOK_S = 0.3
 _LINE_CHARS = 200
-_KILLED_S = (
-    1.0  # time for a killed program to end; one that hangs in the kernel never does
-)
+# time for a killed program to end; one that hangs in the kernel never does
+_KILLED_S = 1.0
 # Lines of a program's output that are kept; an error shows the last of them.
 _KEPT_LINES = 400
 _TOLD_LINES = 8

@@ -41,7 +41,8 @@ _SELDOM_S = {protocol.Picture: 10.0, protocol.Hardware: 30.0}
 _ROWS = 50  # points of one metric of one rank in one line
 _TEXT_CHARS = 32_000
 _NOTICE_CHARS = 1000
-_LINGER_S = 3.0  # a platform ends the other tasks after the first one has ended: they may still have lines to write
+# A platform ends the other tasks after the first one has ended: they may still have lines to write.
+_LINGER_S = 3.0
 _ROLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

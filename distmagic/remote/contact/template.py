@@ -27,11 +27,12 @@ runs; otherwise the package is refused, with a reason.
 
 ready, trying -> gone, on whichever comes first:
 
-    the lease was not renewed for `lease_s`                          by RenewLease or ForkAgent, also while jobs run
-    it was unused for `idle_s`                                       a running job forked from it counts as use
-    its socket was removed, and it has neither a job nor a package   no contact could find it
-    a contact kills it (`_end`): its owner asks for that, a signal has stopped it, or it is the least recently
-    used of three
+    the lease was not renewed for `lease_s`       by RenewLease or ForkAgent, also while jobs run
+    it was unused for `idle_s`                    a running job forked from it counts as use
+    its socket was removed, and it has neither    no contact could find it
+    a job nor a package
+    a contact kills it (`_end`)                   its owner asks for that, a signal has stopped it,
+                                                  or it is the least recently used of three
 
 A killed template leaves its directory behind; a later contact removes it (`sweep_dead` in
 sweep.py).

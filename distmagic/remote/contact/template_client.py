@@ -32,7 +32,8 @@ PATIENCE_S = (
     20.0
 )
 SETTINGS = "DISTMAGIC_TEMPLATE"
-_MOST = 2  # templates of one notebook; a variable that changes with each run must not fill the host's memory
+# templates of one notebook; a variable that changes with each run must not fill the host's memory
+_MOST = 2
 _SOON_S = 2.0
 _AT_ONCE_S = 0.1
 _WRITTEN_BY_PIP = (".dist-info", ".egg-info", ".pth", ".egg-link")

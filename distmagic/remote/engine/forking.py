@@ -4,7 +4,8 @@ descriptors, and its end.
     run    --calls-->                     the template's function
     act    --calls-->  ...  --calls-->    fork(child's function)
     fork   --in the parent-->             returns the child's pid
-    fork   --in the child-->              raises `BecomeChild`, which unwinds the parent's whole stack up to `run`
+    fork   --in the child-->              raises `BecomeChild`, which unwinds the parent's whole
+                                          stack up to `run`
     run    --in the child, calls-->       child's function
 
 So the child keeps no frame and no handler of its parent. `reset_process` then replaces descriptors,

@@ -9,7 +9,8 @@ the journal, and sends no data of the user. Read in this order:
     datagrams.py        the bytes of one datagram, and its authentication code
     liveness.py         `Gang`: datagrams and the clock in, news and datagrams out; pure
     udp.py              the socket
-    channel.py          `GangChannel`: the agent's interface; turns news into journal events and reasons to stop
+    channel.py          `GangChannel`: the agent's interface; turns news into events of the journal
+                        and reasons to stop
     elastic_members.py  which hosts the lead of an elastic job has admitted, and as which nodes
 
 Theory of operation
@@ -31,11 +32,12 @@ datagrams stop all other members. So every stop reaches every node in two steps.
 
 Each node keeps one state for each of its peers:
 
-    ""      --the peer echoes one of our datagrams-->                            joined
-    ""      --`FORM_S` pass without that-->                                      silent
-    silent  --the peer echoes one of our datagrams-->                            joined
-    joined  --the last datagram that it echoed was sent `lost_after_s` ago-->    lost, unless its phase is clear
-    lost    --the peer echoes a newer datagram-->                                joined (reported as "back")
+    ""      --the peer echoes one of our datagrams-->            joined
+    ""      --`FORM_S` pass without that-->                      silent
+    silent  --the peer echoes one of our datagrams-->            joined
+    joined  --its last echo is of a datagram that was            lost, unless its phase is clear
+              sent `lost_after_s` ago-->
+    lost    --the peer echoes a newer datagram-->                joined (reported as "back")
 
 So "joined" needs a round trip: the peer has received a datagram whose sending time this node's own
 clock recorded. Clocks of different hosts are never compared.

@@ -1,7 +1,7 @@
 """The bytes of one heartbeat datagram, authenticated with the job's secret. Pure.
 
-    magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 | culprit 2 | detached 1 |
-    returned 1 | ending 1 | paused 1 | at a cell 1 | HMAC-SHA256 32
+    magic 4 | version 1 | node 2 | to 2 | counter 8 | echo 8 | formations 4 | phase 1 | reason 1 |
+    culprit 2 | detached 1 | returned 1 | ending 1 | paused 1 | at a cell 1 | HMAC-SHA256 32
 
 Sizes are in bytes, numbers big-endian. The secret is sent over SSH and lives as long as the job.
 `counter` increases with every datagram of a sender, so that the receiver rejects a replayed one.

@@ -17,7 +17,8 @@ from distmagic.remote.wire.vocabulary import StopReason
 
 PERIOD_S = 0.5
 FORM_S = 20.0  # after this time a peer that has not joined is "silent"
-_REMEMBERED = 128  # number of datagrams to one peer whose sending time is kept until they are echoed
+# number of datagrams to one peer whose sending time is kept until they are echoed
+_REMEMBERED = 128
 
 # As returned by the socket module: its form depends on the address family.
 Address = Any
@@ -212,7 +213,8 @@ class Gang:
             # At once, so that a member knows within a round trip that its datagram arrived.
             self._send(peer, now)
         elif not peer.state:
-            self.send_at = now  # the lead's first answer: echo it at once, so that the lead has a round trip too
+            # The lead's first answer: echo it at once, so that the lead has a round trip too.
+            self.send_at = now
 
     def poll(self, now: float) -> list[News]:
         """Put the datagrams that are due into `outbox`, and return all changes."""

@@ -16,9 +16,10 @@ program_text.py lists the modules that they may import. They import them by `fro
 distmagic.remote.keeper.NAME import ...`, because the package itself is not on the host.
 
     usher.py             one connection: passes its pipes to the keeper of its node, and waits
-    keeper.py            one node: starts processes on pipes from ushers; on the lead, also ends an unused allocation
+    keeper.py            one node: starts processes on pipes from ushers; on the lead, also ends an
+                         unused allocation
     allocation_lease.py  when the lead's keeper ends the allocation; pure
     listening.py         the keeper's socket, and the cleanup after killed keepers
     processes.py         processes of the node: started, signalled, found in /proc
-    hold.py              a job in SkyPilot's queue, which keeps a cluster up while a distmagic job runs
+    hold.py              a job in SkyPilot's queue: the cluster stays up while a distmagic job runs
 """

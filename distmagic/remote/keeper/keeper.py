@@ -4,15 +4,18 @@ It starts processes for ushers, on their pipes.
 
 Its last argument is a line of JSON:
 
-    {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900, "step": [], "needs_others": true}
+    {"leads": true, "first_lease_s": 90, "lease_s": 60, "idle_s": 900,
+     "step": [], "needs_others": true}
 
     usher's socket                     keeper
     one line of JSON and three pipes   starts argv on the pipes, in its own session
                                        {"code": N} when that process has ended
-    closed before that                 SIGTERM to that process, SIGKILL soon after, because it would hold the pipes of a
-                                       dead step. Its own children in other sessions run on
-    a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e" ends the allocation,
-                                       a "b" gives up the lease: the allocation ends as soon as no job runs
+    closed before that                 SIGTERM to that process, SIGKILL soon after, because it would
+                                       hold the pipes of a dead step. Its own children in other
+                                       sessions run on
+    a lease's pipe (no argv)           the lead answers "ready"; each byte renews the lease, an "e"
+                                       ends the allocation, a "b" gives up the lease: the allocation
+                                       ends as soon as no job runs
 
 When the lead's keeper ends, the allocation ends. It ends when its lease has expired and no job runs
 on its node, when no job has run for `idle_s`, and on request. It starts the other keepers with the
@@ -48,7 +51,9 @@ from distmagic.remote.keeper.processes import (
 )
 
 KILL_S = 2.0  # time between SIGTERM and SIGKILL, for the process of a lost connection
-END_S = 20.0  # time limit for the end of all started processes; Slurm itself kills after its KillWait, 30 s by default
+# time limit for the end of all started processes; Slurm itself kills them after its KillWait, 30 s
+# by default
+END_S = 20.0
 _TURN_S = 1.0
 _LONGEST = 1 << 20  # size limit of a request
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)

@@ -15,7 +15,7 @@ raises none of its own exceptions in the user's code. Read in this order:
     sources.py     the text of cells, for tracebacks and `inspect.getsource`
     bars.py        shows bars of tqdm as bars of the rank
     rich_bars.py   shows progress displays of rich, which Lightning uses, as bars of the rank
-    logged_numbers.py  reports numbers that tqdm, Transformers, Lightning and Accelerate log as metrics
+    logged_numbers.py  reports what tqdm, Transformers, Lightning and Accelerate log as metrics
     checkpoint.py  `distmagic.checkpoint`: snapshots that survive the loss of a host
     calls.py       reports the collective calls that the rank has made
     stacks.py      writes the stack traces of all threads on a signal, and reads such answers

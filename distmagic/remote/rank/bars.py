@@ -114,7 +114,8 @@ def _close(original: Any, bar: Any) -> None:
     was_open = not getattr(bar, "disable", True) and bar.distmagic_id
     draws_nothing = was_open and getattr(bar, "sp", None) is _draw_nothing
     if draws_nothing:
-        bar.sp = bar.fp.write  # a subclass may draw by `sp` in its `display`: its last line is written to the log too
+        # A subclass may draw by `sp` in its `display`: its last line is written to the log too.
+        bar.sp = bar.fp.write
         bar.distmagic_closing = threading.get_ident()
     original(bar)
     if draws_nothing:

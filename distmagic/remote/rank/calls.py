@@ -1,9 +1,11 @@
 """The collective calls of a rank, from torch's flight recorder: the calls it has made, and the one
 in which it waits.
 
-    the agent  --ask-->     an empty file next to the agent's sockets
-    a rank     --answer-->  its calls and the stacks of its threads in that file, even while its main thread waits
-               --leave-->   the same without a request: after a failed call, when groups end, and at its own end
+    the agent  --ask-->       an empty file next to the agent's sockets
+    a rank     --answer-->    its calls and the stacks of its threads in that file, even while its
+                              main thread waits
+               --leave-->     the same without a request: after a failed call, when groups end, and
+                              at its own end
     the file   --reply_of-->  Stacks, and the text of the stacks
 
 The rank calls `answer`, which starts a thread that watches for requests. The agent calls `ask` and

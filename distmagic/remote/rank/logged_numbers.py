@@ -1,6 +1,7 @@
 """Reports numbers as metrics that the user's code logs by a library instead of `report`.
 
-    tqdm            set_postfix(loss=...), set_postfix_str("loss=0.3"), and set_description("epoch 1: loss 0.3")
+    tqdm            set_postfix(loss=...), set_postfix_str("loss=0.3"), and
+                    set_description("epoch 1: loss 0.3")
     transformers    logs of a Trainer, every `logging_steps`
     lightning       self.log("loss", loss), every `log_every_n_steps`
     accelerate      accelerator.log({"loss": ...})

@@ -24,11 +24,11 @@ from distmagic.remote.wire.codec import Message, encode, packed
 from distmagic.remote.wire.events import Picture
 from distmagic.remote.wire.parts import Bar
 
-KEPT_POINTS = 500  # of a metric, kept while the agent takes none; above that, every second point is dropped
+# points of a metric, kept while the agent takes none; above that, every second point is dropped
+KEPT_POINTS = 500
 _KEPT_NAMES = 2000  # of metrics, kept meanwhile
-KEPT_BARS = (
-    100  # bars kept meanwhile; above that, closed bars that were never sent are dropped
-)
+# bars kept meanwhile; above that, closed bars that were never sent are dropped
+KEPT_BARS = 100
 # size of several metrics; a unix socket takes 200 KiB at once by default, and the agent reads 256
 # KiB
 _PACKET_BYTES = 48_000
@@ -95,9 +95,8 @@ class Outbox:
         self._counts: dict[int, float] = {}  # the count of each open bar
         self._step: float | None = None
         self._total: float | None = None
-        self._has_news = (
-            False  # whether step or total, or a call without either, must still be sent
-        )
+        # whether step or total, or a call without either, must still be sent
+        self._has_news = False
         self._device = ""
         self._tokens = _BURST
         self._filled_s = 0.0

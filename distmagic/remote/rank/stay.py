@@ -7,10 +7,12 @@ thread. An exception in a cell, even `sys.exit`, only ends the cell.
     RunCell       --inbox-->   the main thread: CellBegan, the cell, CellEnded
     ParkAtStep    --steps-->   StepCount; the rank waits after its next step
     StopAtStep    --steps-->   KeyboardInterrupt, after that step
-    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process groups are broken. If
-                               this was for a failed rank, a later interrupt of the user counts as the first
-    OthersEnded   --a look-->  a call that waits for ranks which don't run the cell, or have ended it, is interrupted
-                               likewise, and fails the cell. If the cell catches that, its next such call is, too
+    InterruptCell --SIGINT-->  KeyboardInterrupt in that cell; every 2 s again, and its process
+                               groups are broken. If this was for a failed rank, a later interrupt
+                               of the user counts as the first
+    OthersEnded   --a look-->  a call that waits for ranks which don't run the cell, or have ended
+                               it, is interrupted likewise, and fails the cell. If the cell catches
+                               that, its next such call is, too
     end of file   --inbox-->   the rank's own end
 """
 

@@ -14,7 +14,7 @@ Read in this order:
     manifest      the list of the files that a run sends
     found_files   finds and reads files that ranks wrote
     work_sync     puts files into a working directory
-    work_dirs     the working directories of runs, and the jobs that use them; their states and promises
+    work_dirs     the working directories of runs, and the jobs that use them; states and promises
     environments  virtual environments that were made for notebooks
     expiry        removes old files
 """

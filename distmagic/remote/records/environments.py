@@ -1,12 +1,13 @@
-"""Virtual environments that this host has made for notebooks, kept for reuse.
+"""Virtual environments that this host has made for notebooks, in ~/.distmagic/envs, for reuse.
 
-    ~/.distmagic/envs/NAME            a link to the environment that was last synced under this name
-    ~/.distmagic/envs/.DIGEST/        an environment: the digest is of its packages and of its Python
-        ready                         written when all packages are installed; without it the environment is never used
-        owners                        the owners that have requested it, a line each
-        tmp/                          temporary files of the installers
-    ~/.distmagic/envs/.DIGEST-TOKEN/  the same, made by a host that did not see another host's lock
-    ~/.distmagic/envs/.DIGEST.lock    held while it is made
+    NAME            a link to the environment that was last synced under this name
+    .DIGEST/        an environment: the digest is of its packages and of its Python
+        ready       written when all packages are installed; without it the environment is never
+                    used
+        owners      the owners that have requested it, a line each
+        tmp/        temporary files of the installers
+    .DIGEST-TOKEN/  the same, made by a host that did not see another host's lock
+    .DIGEST.lock    held while it is made
 
 An environment is made at its final path, because the programs in its `bin` contain that path. The
 link with its name appears last, atomically. Hosts with the same home and the same Python share an

@@ -31,7 +31,8 @@ _CHATTER = (
     protocol.StacksDone,
 )
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
-_RESERVE = "reserve"  # a file that is removed when the disk is full, to make room for the end of the job
+# a file that is removed when the disk is full, to make room for the end of the job
+_RESERVE = "reserve"
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20
 _MARK_EVERY = 256  # events

@@ -2,8 +2,9 @@
 
 `~/.distmagic/` (or `$DISTMAGIC_HOME`), kept, with size limits:
     blobs/SHA256          bundles and payloads, content-addressed
-    jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared between hosts),
-                          each log within `log_limit_bytes` while the job runs (logs.py)
+    jobs/JOB/NODE-HOST/   journal, logs and results of one node of one job (homes are often shared
+                          between hosts), each log within `log_limit_bytes` while the job runs
+                          (logs.py)
     work/NAME/            the working directory of all runs with one name (work_dirs.py)
     setup/SETUP-HOST-...  variables of a host after a --setup (request/command_prefix.py)
     envs/NAME/            virtual environments (environments.py)

@@ -1,13 +1,15 @@
 """The working directories of runs, kept from one run to the next with the same name.
 
-    ~/.distmagic/work/NAME/           the directory in which ranks start: files that were sent, and their own files
-    ~/.distmagic/work/.NAME/          data about it
-        origin                        the user and the notebook or script that use it; empty if a user has named it
-        owners                        the owners of the jobs that have used it, a line each
-        files.json                    the files that were last sent, by path, with their size and times
-        fresh                         the job for which it was last emptied
-        users/JOB.NODE.HOST           the mark of a job that uses it, since when, and whether its files are complete;
-                                      the agent touches and removes it
+    ~/.distmagic/work/NAME/    the directory in which ranks start: files that were sent, and their
+                               own files
+    ~/.distmagic/work/.NAME/   data about it
+        origin                 the user and the notebook or script that use it; empty if a user has
+                               named it
+        owners                 the owners of the jobs that have used it, a line each
+        files.json             the files that were last sent, by path, with their size and times
+        fresh                  the job for which it was last emptied
+        users/JOB.NODE.HOST    the mark of a job that uses it, since when, and whether its files are
+                               complete; the agent touches and removes it
         lock
 
 Homes are often shared between hosts, and a host may run several nodes: all of them may use a
@@ -49,12 +51,13 @@ free -> absent: `remove`, on a user's request, or `expire`, after 7 days without
 
 What happens to a file in `coming` (work_sync.py):
 
-    listed, and missing                               it is written
-    listed, and unchanged since it was sent           it is updated
-    listed, and a run has written or changed it       it is kept, and the run shows a notice
-    no longer listed, and unchanged                   it is removed, if its path is one of the run's own (`owned`)
-    no longer listed, and a run has changed it        it is kept
-    never sent                                        it is kept
+    listed, and missing                           it is written
+    listed, and unchanged since it was sent       it is updated
+    listed, and a run has written or changed it   it is kept, and the run shows a notice
+    no longer listed, and unchanged               it is removed, if its path is one of the run's own
+                                                  (`owned`)
+    no longer listed, and a run has changed it    it is kept
+    never sent                                    it is kept
 
 With --fresh the directory is emptied before that, once for a job.
 

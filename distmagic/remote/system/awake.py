@@ -1,9 +1,10 @@
 """Whether a rank's main thread runs Python code: while it is blocked in C code, a request to end
 has no effect.
 
-a rank   --answer-->           a handler, which Python calls between two bytecode instructions of the main thread
-agent    --SIGNAL-->           the handler makes a file, next to the agent's sockets
-agent    --has_answered-->     whether the file exists
+    a rank  --answer-->        a handler, which Python calls between two bytecode instructions of
+                               the main thread
+    agent   --SIGNAL-->        the handler makes a file, next to the agent's sockets
+    agent   --has_answered-->  whether the file exists
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Records which job has a device of this host, only by the names of bound unix sockets.
 
-    distmagic-device-KEY                     a job has the device: only one socket can have this name
-    distmagic-claim-KEY-SINCE-UID-JOB        this job of user UID has it since SINCE nanoseconds after boot
+    distmagic-device-KEY               a job has the device: only one socket can have this name
+    distmagic-claim-KEY-SINCE-UID-JOB  this job of user UID has it since SINCE, in nanoseconds after
+                                       boot
 
 The names are in the abstract namespace, which all users of a network namespace share, and
 /proc/net/unix lists them. No process can connect to them. A name disappears with the last process

@@ -4,11 +4,11 @@ They are daemons, and named by their task.
 
 What ends each of them:
 
-    allocation, warm       `close` of the object that it keeps alive; without it the host's lease expires
+    allocation, warm       `close` of the object that it keeps alive; otherwise the lease expires
     alone                  the end of its cell, or an interrupt of it
     announce               the end of the block around it, which joins it
     cells                  the end of the connection to its agent, after which it is joined
-    break                  its function: waits until an interrupt takes effect, or breaks process groups
+    break                  its function: an interrupt has taken effect, or process groups are broken
     dialled, feed          the end of the two connections of a process
     doors                  `close` of the doors, which joins it, or their end after some seconds
     guest                  the answer of a door to it, or its time limit
@@ -21,7 +21,8 @@ What ends each of them:
     lease                  `close` of its keeper, at the end of the run
     limit                  the end of the function whose time is over
     limits                 nothing: it sleeps where there are no limits
-    meeting, member        `close` of the meeting, which joins the first; a member's connection ends the second
+    meeting                `close` of the meeting, which joins it
+    member                 the end of the connection of its member
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps
     run                    its function: one message, or one connection that is closed

@@ -1,8 +1,10 @@
 """Profiles a running rank: torch.profiler over its next steps.
 
-    a contact  --ask-->        the file `profile` next to the agent's sockets: a name, and the number of steps
-    a rank     --Profiling.look--> after each step of an optimizer; writes its trace to the folder of its logs
-    a contact  --found-->      the existing traces, and the number of ranks without one
+    a contact  --ask-->             the file `profile` next to the agent's sockets: a name, and the
+                                    number of steps
+    a rank     --Profiling.look-->  after each step of an optimizer; writes its trace to the folder
+                                    of its logs
+    a contact  --found-->           the existing traces, and the number of ranks without one
 
 A rank that can't be profiled writes a file with the reason instead of its trace.
 """

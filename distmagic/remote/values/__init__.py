@@ -7,7 +7,8 @@ them.
 Read in this order:
     parcel        one value in one file: `dump` and `load`
     seen          notes about a parcel: the code in it, the modules that it needs
-    pickling      the pickler, and how it differs from cloudpickle's; reductions/ has its kinds of objects
+    pickling      the pickler, and how it differs from cloudpickle's; reductions/ has its kinds of
+                  objects
     unpickling    the unpickler
     by_name       names of the notebook that a call uses without naming them in its code
     storages      the bytes of tensors that are sent

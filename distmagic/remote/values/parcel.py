@@ -1,6 +1,7 @@
 """A value in a file: the format in which functions are sent to ranks, and return values back.
 
-    magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON | trailer: where the table is
+    magic | pickle, protocol 5 | buffers, each aligned to 64 bytes | table, JSON |
+    trailer: where the table is
 
 cloudpickle makes the pickle. The memory of tensors and numpy arrays follows as buffers, written
 without a copy, once for those that share it; `load` memory-maps them (writable; changes stay

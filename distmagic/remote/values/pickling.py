@@ -90,7 +90,8 @@ class Packer:
                 asides.update(by_name.asides(found, namespace, self._seen))
             self._pickler.dump(asides | self._definitions)
         finally:
-            del self._pickler  # it refers to this packer: a reference cycle would keep both, and the value, alive
+            # It refers to this packer: a reference cycle would keep both, and the value, alive.
+            del self._pickler
 
     def _small_values(
         self, namespace: Mapping[str, object]

@@ -2,8 +2,9 @@
 
 Pure.
 
-    distmagic event NUMBER PART/PARTS TEXT      an event in its usual encoding; the numbers of a task increase
-    distmagic result RANK PART/PARTS TEXT       a rank's return value, in base64
+    distmagic event NUMBER PART/PARTS TEXT   an event in its usual encoding; the numbers of a task
+                                             increase
+    distmagic result RANK PART/PARTS TEXT    a rank's return value, in base64
 
 A platform may cut long lines, so a long text is split into several. All other lines are ordinary
 output.

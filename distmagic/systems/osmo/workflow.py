@@ -1,8 +1,10 @@
 """One run as an OSMO workflow: submitted, followed by its log, cancelled by an interrupt.
 
     submitted   `osmo workflow submit` has given it an ID
-    followed    one thread polls its state with growing pauses; another reads its log, again if it breaks off
-    over        OSMO reports its end, and the log was read once more from then, or `LAST_LINES_S` have passed
+    followed    one thread polls its state with growing pauses; another reads its log, again if it
+                breaks off
+    over        OSMO reports its end, and the log was read once more from then, or `LAST_LINES_S`
+                have passed
 
 Promised: no call of `osmo` lasts forever, and no line of the log is used twice. Not promised: that
 all lines arrive, because OSMO only keeps the last ones; then OSMO's state decides how the run

@@ -2,11 +2,11 @@
 
 It reads the platform's variables. Pure.
 
-    SING_RANK                                 the number of a node, 0 being the first
-    SING_WORLD_SIZE                           the number of nodes
-    SING_MASTER_ADDR                          the first node's name; by default made from the next two:
-    SING_JOB_NAME, SING_HOSTNAME_SUFFIX       node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
-    SING_HOST_ADDR                            a node's own name or address
+    SING_RANK                            the number of a node, 0 being the first
+    SING_WORLD_SIZE                      the number of nodes
+    SING_MASTER_ADDR                     the first node's name; by default made from the next two:
+    SING_JOB_NAME, SING_HOSTNAME_SUFFIX  node i is ${SING_JOB_NAME}-i.${SING_HOSTNAME_SUFFIX}
+    SING_HOST_ADDR                       a node's own name or address
 
 Secrets of `--env` are not in the image: they must be set as variables of the job; `secrets.env`
 lists them.

@@ -3,12 +3,12 @@ for sbatch.
 
 How data flows. Pure modules parse the request and Slurm's answers; the other modules run commands.
 
-    the line's flags    --hosts.asked-->                     SlurmRequest
-    SlurmRequest        --submission-->                      arguments and script for sbatch
-    both of them        --allocation, by a Shell-->          a pending job
-    squeue's rows       --job_states-->                      JobState, and its description for the view
-    a running job       --nodelist-->                        names of nodes: Hosts of this allocation
-    a node              --srun-->                            Transport, used by the same launcher as SSH
+    the line's flags   --hosts.asked-->             SlurmRequest
+    SlurmRequest       --submission-->              arguments and script for sbatch
+    both of them       --allocation, by a Shell-->  a pending job
+    squeue's rows      --job_states-->              JobState, and its description for the view
+    a running job      --nodelist-->                names of nodes: Hosts of this allocation
+    a node             --srun-->                    Transport, used by the same launcher as SSH
 
 The batch script starts a keeper on every node (remote/keeper). The lead's keeper holds the lease of
 the whole allocation, and the notebook renews it through one pipe. When that keeper ends, the script

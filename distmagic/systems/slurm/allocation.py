@@ -1,8 +1,8 @@
 """One Slurm allocation: submitted, waited for, held by its lease while the kernel lives, ended.
 
     pending   sbatch has given it an ID; `wait` checks it with growing pauses
-    held      its nodes are known and the lead's keeper has sent "ready"; a thread renews the lease over that pipe,
-              and opens another one when it breaks. squeue is not called
+    held      its nodes are known and the lead's keeper has sent "ready"; a thread renews the lease
+              over that pipe, and opens another one when it breaks. squeue is not called
     ended     the pipe breaks, and squeue is called once to confirm it; `error` has the reason
 
 Promised: after its kernel has gone, an allocation ends when its lease expires, or, if it was

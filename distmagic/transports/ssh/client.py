@@ -35,9 +35,8 @@ from distmagic.transports.ssh.public_keys import Certificate, take_strings
 from distmagic.transports.ssh.streams import Closable, Stream
 
 KEEPALIVE_S = 2.0
-SILENT_TICKS = (
-    4  # number of unanswered keep-alives after which the connection is dropped
-)
+# number of unanswered keep-alives after which the connection is dropped
+SILENT_TICKS = 4
 CHANNEL_TIMEOUT_S = 30.0
 FAREWELL_S = 0.5  # time for the other end to close first
 _BROKEN = (paramiko.SSHException, EOFError, OSError)
@@ -110,9 +109,8 @@ class SshSession:
         self._transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
         self._transport.set_log_channel(_LOG.name)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
-        self._transport.auth_timeout = (
-            None  # a user may be typing: the deadline of the connection ends it
-        )
+        # a user may be typing: the deadline of the connection ends it
+        self._transport.auth_timeout = None
         self._transport.channel_timeout = CHANNEL_TIMEOUT_S
         self._over = threading.Event()
 
@@ -317,7 +315,8 @@ class SshSession:
         self._over.set()
         with suppress(*_BROKEN):
             self._transport.close()
-        self._transport.packetizer.complete_handshake()  # cancels a timer that would delay Python's exit
+        # This cancels a timer that would delay Python's exit.
+        self._transport.packetizer.complete_handshake()
         with suppress(OSError, EOFError):
             self._transport.sock.close()
 

@@ -10,9 +10,8 @@ from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
 from distmagic.transports.piped import Tail
 
-_PIECE_BYTES = (
-    32768  # what fits a packet: larger pieces would be copied for every packet
-)
+# what fits a packet: larger pieces would be copied for every packet
+_PIECE_BYTES = 32768
 
 
 class SshProcess:

@@ -261,7 +261,8 @@ class _Attempt:
         )
 
 
-# ---- jump hosts: all hosts that use one share its connection, so that the user enters a one-time password once
+# ---- jump hosts: all hosts that use one share its connection, so that the user enters a one-time
+# password once
 
 
 @dataclass(kw_only=True, eq=False)

@@ -4,7 +4,7 @@ Each module returns what `__reduce__` would, and has the functions that the pick
 loaded. No module writes a file, and none uses the pickler.
 
 Read in any order:
-    placeholders    functions that a pickle names, and that the loader of a parcel replaces by its own
+    placeholders    functions that a pickle names, and that the loader of a parcel replaces
     python_objects  weak references, exceptions, and objects with a `__getattr__`
     torch_objects   hooks of tensors and optimizers, DataLoaders, wrapped and parametrized modules
     cell_objects    objects that a cell defines and that pickle can't write, or only by name

@@ -23,19 +23,19 @@ from distmagic.remote.frozen import frozen
 
 @frozen
 class Trait:
-    """A property that should be equal on all hosts: the `value` of each, None if unknown.
+    """A property that should be equal on all hosts.
 
-    `rank` decides which value is usual (see `odd_ones`). `words` are the sentence about a host's
-    value. `cure` is the advice for a value that is not the usual one; without a cure a difference
-    is acceptable. `removal` is the advice for a value that most hosts lack, "" if it is acceptable.
-    All have names in braces.
+    Texts have names in braces.
     """
 
     title: str
-    value: Callable[[Subject], str | None]
+    value: Callable[[Subject], str | None]  # the property of a host, None if unknown
+    # decides which value is usual (see `odd_ones`)
     rank: Callable[[str, int], Any] = lambda value, count: (bool(value), count)
-    words: str = ""
+    words: str = ""  # the sentence about a host's value
+    # advice for a value that is not the usual one; "": a difference is acceptable
     cure: str = ""
+    # advice for a value that most hosts lack; "": such a value is acceptable
     removal: str = ""
 
 

@@ -22,17 +22,13 @@ MEMORY = "memory of GPU"  # the start of its checks
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of `host`. An "error" makes a run fail; with a "warning" it may fail, or be slow.
+    """A fault of a host."""
 
-    `check` identifies the check for programs. `evidence` are sentences about what was observed, and
-    `cure` is a command to paste, or advice.
-    """
-
-    level: Level
+    level: Level  # "error" makes a run fail; with a "warning" it may fail, or be slow
     host: str
-    check: str
-    evidence: str
-    cure: str
+    check: str  # identifies the check for programs
+    evidence: str  # sentences about what was observed
+    cure: str  # a command to paste, or advice
 
 
 @frozen
@@ -45,22 +41,19 @@ class Unreached:
 
 @frozen
 class Subject:
-    """A host with its answers.
-
-    `by_hand` is the start of a command that runs a program on it. `clock_s` is the min and max of
-    its clock minus a common clock. `dials` has the results of its connections to other hosts, by
-    host and port, in the words of `distmagic.remote.checkup.doors`. `named_ports` are those that
-    the user has named for a run.
-    """
+    """A host with its answers."""
 
     name: str
-    by_hand: str
+    by_hand: str  # the start of a command that runs a program on it
     python: tuple[int, ...]
     facts: Facts
     examined: Examined
+    # min and max of its clock minus a common clock
     clock_s: tuple[float, float] = (0.0, 0.0)
+    # results of its connections to other hosts, by host and port, in the words of
+    # `distmagic.remote.checkup.doors`
     dials: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    named_ports: tuple[int, ...] = ()
+    named_ports: tuple[int, ...] = ()  # those that the user has named for a run
 
     @property
     def as_root(self) -> str:
@@ -98,21 +91,16 @@ class Line:
 
 @frozen
 class Diagnosis:
-    """The doctor's findings on `hosts`: errors come before warnings.
-
-    `alike` are properties that all hosts have in common.
-
-    `square` has a line for each connecting host, () if all reach each other. `speeds` has the
-    measured speeds of pairs of hosts. `subjects` are the hosts that have answered.
-    """
+    """The doctor's findings on some hosts."""
 
     hosts: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # errors come before warnings
     table: tuple[Line, ...]
-    alike: tuple[str, ...]
+    alike: tuple[str, ...]  # properties that all hosts have in common
+    # a line for each connecting host, () if all reach each other
     square: tuple[Line, ...] = ()
-    speeds: tuple[Line, ...] = ()
-    subjects: tuple[Subject, ...] = ()
+    speeds: tuple[Line, ...] = ()  # measured speeds of pairs of hosts
+    subjects: tuple[Subject, ...] = ()  # the hosts that have answered
     took_s: float = 0.0
 
     @property

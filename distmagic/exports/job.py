@@ -33,23 +33,21 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedProgram:
-    """The program for every rank.
+    """The program for every rank."""
 
-    `files` are below the folder `PROGRAM`; ranks start in its subfolder `inside` ("": itself).
-    `words` follow torchrun's flags: a script below `inside`, and its arguments; none if the
-    launcher knows them. `imports` are files or folders, also below the folder, from which modules
-    are imported. `is_bundle`: the script runs a pickled call, which needs `python_version`; `why`
-    is why the cell could not be a plain program. `launcher` are arguments of the interpreter that
-    start the ranks of a node, followed by torchrun's flags.
-    """
-
-    files: tuple[File, ...]
+    files: tuple[File, ...]  # below the folder `PROGRAM`
+    # words after torchrun's flags: a script below `inside`, and its arguments; () if `launcher` has
+    # them
     words: tuple[str, ...]
+    # the subfolder of `PROGRAM` in which ranks start; "" for `PROGRAM` itself
     inside: str = ""
+    # files or folders, also below `PROGRAM`, from which modules are imported
     imports: tuple[str, ...] = ()
+    # the script runs a pickled call, which needs `python_version`
     is_bundle: bool = False
-    why: str = ""
+    why: str = ""  # why the cell could not be a plain program
     python_version: str = ""
+    # arguments of the interpreter that start the ranks of a node; torchrun's flags follow
     launcher: tuple[str, ...] = ()
 
 

@@ -37,19 +37,16 @@ class Side:
 
 @frozen
 class Parting:
-    """The first call, by its number, at which the ranks of a group diverge.
+    """The first call, by its number, at which the ranks of a group diverge."""
 
-    `kind` "different": they made different calls, the unusual ones last in `sides`. "behind": all
-    ranks of one side wait for those in `missing`. "together": all wait, and none is missing.
-    `waits_s`: for how long.
-    """
-
+    # "different": they made different calls. "behind": all ranks of one side wait for those in
+    # `missing`. "together": all wait, and none is missing
     kind: Literal["different", "behind", "together"]
     number: int
     group: str
-    sides: tuple[Side, ...]
+    sides: tuple[Side, ...]  # the unusual calls come last
     missing: tuple[int, ...] = ()
-    waits_s: float = 0.0
+    waits_s: float = 0.0  # for how long ranks have waited
 
 
 def parting(answers: Iterable[Stacks]) -> Parting | None:

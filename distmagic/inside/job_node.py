@@ -29,18 +29,14 @@ class RankTask:
 
 @dataclass(frozen=True, kw_only=True)
 class JobNode:
-    """One process of a job that a system has started on all nodes.
+    """One process of a job that a system has started on all nodes."""
 
-    `system` describes system and job: "Slurm job 123". `key` is equal on all nodes of one job, and
-    unique to it. `lead` is the name or address of node 0. `names` are all nodes, in order, for
-    messages. `task` is the rank of this process, None if there is one process for each node.
-    """
-
-    system: str
-    key: str
+    system: str  # system and job in words: "Slurm job 123"
+    key: str  # equal on all nodes of one job, and unique to it
     node_rank: int
-    lead: str
-    names: tuple[str, ...]
+    lead: str  # name or address of node 0
+    names: tuple[str, ...]  # all nodes, in order, for messages
+    # the rank of this process, None if there is one process for each node
     task: RankTask | None = None
 
     @property

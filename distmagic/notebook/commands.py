@@ -34,23 +34,19 @@ _TEXT_COLUMN = 52  # column of the usage text in which the explanations start
 
 @dataclass(frozen=True)
 class Subcommand:
-    """One word after `%distributed`, or after `distmagic` in a terminal.
-
-    `is_of_notebook`: it means nothing in a terminal. `takes_way`: the flags under the help's
-    heading Hosts may follow it, and only apply to it. `usage` has its lines of the usage text:
-    arguments, two blanks, a description. `counts` are the min and max number of words in addition
-    to its `flags`, which are written as in the usage text. None: the handler reads the whole line.
-    `words` are the completions for each position after the name, as in completion.py; dots after
-    the last one mean all further positions.
-    """
+    """One word after `%distributed`, or after `distmagic` in a terminal."""
 
     name: str
     handler: Callable[[CommandLine], object]
-    usage: str
+    usage: str  # its lines of the usage text: arguments, two blanks, a description
+    # min and max number of words in addition to its flags; None: the handler reads the whole line
     counts: tuple[int, int] | None = (0, 0)
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # written as in the usage text
+    # completions for each position after the name, as in completion.py; dots after the last one
+    # mean all further positions
     words: str = ""
-    is_of_notebook: bool = False
+    is_of_notebook: bool = False  # it means nothing in a terminal
+    # flags under the help's heading Hosts may follow it, and only apply to it
     takes_way: bool = True
 
     @property

@@ -233,17 +233,15 @@ class Notebook:
 
 @frozen
 class CommandLine:
-    """One line `%distributed NAME WORD ...` during its execution.
-
-    `request` has its hosts and how to reach them, as far as its flags set them. `flags` are the
-    command's own, and `words` are the others. `asker` asks the user for passwords while connecting;
-    it is closed when the command ends.
-    """
+    """One line `%distributed NAME WORD ...` during its execution."""
 
     notebook: Notebook
+    # asks for passwords while connecting; closed when the command ends
     asker: NotebookAsker
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # all words that are not flags
+    # its hosts and how to reach them, as far as its flags set them
     request: flags.Request
+    # the command's own flags
     flags: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     @property

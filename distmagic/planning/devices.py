@@ -10,7 +10,7 @@ from distmagic.remote.wire.protocol import DeviceClaim
 
 
 def waits_for(claims: Sequence[DeviceClaim]) -> str:
-    """Return the devices that a run waits for, and the job that has them.
+    """Return as text which devices a run waits for, and which job has them.
 
     `claims` are those of other jobs, at least one.
     """

@@ -41,21 +41,17 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """What one host starts. The other hosts connect to it at `address`.
-
-    `env` replaces variables of the host's own environment, `defaults` only adds missing ones.
-    torchrun announces `local_addr`, which differs from `address` only if the user has set it. `cwd`
-    is "" if ranks start in the run's own working directory.
-    """
+    """What one host starts."""
 
     host: Host
     node_rank: int
     nproc_per_node: int
+    # the address that torchrun announces; it differs from `address` only if the user has set it
     local_addr: str
-    env: Pairs
-    defaults: Pairs
-    cwd: str
-    address: str
+    env: Pairs  # replaces variables of the host's own environment
+    defaults: Pairs  # variables that are only set if the host has none
+    cwd: str  # "" if ranks start in the run's own working directory
+    address: str  # the address to which the other hosts connect
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def shown_lines(state: RunState) -> tuple[OutputLine, ...]:
 
 
 def is_shown(state: RunState, line: OutputLine) -> bool:
-    """Whether this line of output is worth showing."""
+    """Whether the view shows this line: one of a rank, or torchrun's if it explains the run."""
     return line.rank >= 0 or torchrun_matters(state)
 
 

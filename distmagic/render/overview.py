@@ -53,23 +53,20 @@ class Alert:
 
 @frozen
 class Overview:
-    """Everything except curves and output. `facts` are the head's short phrases after the phase.
-
-    `call` is the user's call, and `since` when it started, "" if unknown. `hardware` has host, CPU,
-    memory, network and GPUs of each host, "" if unknown. `concern` is the head's text about ranks
-    that stand still or are behind, "" for none.
-    """
+    """Everything except curves and output."""
 
     job: str
     phase: RunPhase | Literal["detached", "last seen"]
     fraction: float | None
-    facts: tuple[str, ...]
+    facts: tuple[str, ...]  # the head's short phrases after the phase
+    # the head's text about ranks that stand still or are behind, "" for none
     concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
+    # host, CPU, memory, network and GPUs of each host, "" if unknown
     hardware: tuple[tuple[str, ...], ...]
-    call: str
-    since: str
+    call: str  # the user's call
+    since: str  # when the call started, "" if unknown
     metrics: tuple[str, ...]
 
 

@@ -38,12 +38,7 @@ _PATIENCE_S = 3.0  # after this time without an answer it is shown
 
 @frozen
 class Row:
-    """One rank, or all ranks of one host. `fraction` is 0 to 1, None without a known total.
-
-    `note` has further information: inner bars (`batch 30/100`), the failure, a restart. `slow`:
-    behind the others; `still`: it has not advanced for unusually long; `stands_out`: it is the one
-    to look at first.
-    """
+    """One rank, or all ranks of one host."""
 
     name: str
     host: str
@@ -51,15 +46,16 @@ class Row:
     rank: int | None = None
     device: str = ""
     gpu: str = ""
-    fraction: float | None = None
+    fraction: float | None = None  # 0 to 1, None without a known total
     count: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     rate: str = ""
     left: str = ""
-    slow: bool = False
-    still: bool = False
+    slow: bool = False  # it is behind the others
+    still: bool = False  # it has not advanced for unusually long
+    # further information: inner bars (`batch 30/100`), the failure, a restart
     note: str = ""
-    stands_out: bool = False
+    stands_out: bool = False  # it is the one to look at first
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,16 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """A column with a cell for each row, "" for none. `best` are the rows with the best value.
-
-    `key` identifies columns with special styles, "" for others, because a metric may have any
-    title. `kind` is the CSS class of its cells; numbers are right-aligned. Columns with a higher
-    `spare` are left out first if the space is limited.
-    """
+    """A column with a cell for each row, "" for none."""
 
     title: str
     cells: Sequence[str]
+    # identifies columns with special styles, "" for others: a metric may have any title
     key: str = ""
-    kind: str = ""
+    kind: str = ""  # the CSS class of its cells; numbers are right-aligned
+    # columns with a higher number are left out first if the space is limited
     spare: int = 0
-    best: frozenset[int] = frozenset()
+    best: frozenset[int] = frozenset()  # the rows with the best value
 
     @property
     def texts(self) -> list[str]:

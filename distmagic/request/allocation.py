@@ -43,19 +43,19 @@ class HostsRequest:
 class SlurmRequest(HostsRequest):
     """A request for a Slurm allocation.
 
-    `login` is the host for Slurm's commands, as after `--hosts`; "" is this machine. `job` is the
-    ID of an existing allocation, "" to submit a new one. `options` are sbatch's, by their long
-    names, "" for a switch. `setup` is shell code that every node runs first. After `idle_s` seconds
-    without a job the allocation ends. Raises `UsageError`.
+    Raises `UsageError`.
     """
 
     system: ClassVar[str] = "slurm"
+    # the host for Slurm's commands, as after `--hosts`; "" is this machine
     login: str = ""
-    job: str = ""
+    job: str = ""  # ID of an existing allocation, "" to submit a new one
     nodes: int = 1
+    # sbatch's, by their long names, "" for a switch
     options: tuple[tuple[str, str], ...] = ()
-    setup: str = field(default="", repr=False)  # may hold secrets
-    idle_s: float = IDLE_S
+    # shell code that every node runs first; it may hold secrets
+    setup: str = field(default="", repr=False)
+    idle_s: float = IDLE_S  # after so many seconds without a job the allocation ends
 
     def __post_init__(self) -> None:
         if self.login:
@@ -74,19 +74,17 @@ class SlurmRequest(HostsRequest):
 
 @frozen
 class SkyRequest(HostsRequest):
-    """A request for a SkyPilot cluster: `name` is an existing one, "" to launch a new one.
+    """A request for a SkyPilot cluster.
 
-    For a new one, `nodes` is its size (0: from the task, else 1), and `gpus` the type and number
-    for each node ("L4:4"). `file` is a SkyPilot task with resources and set-up. Without a job for
-    `idle_s` it ends. Raises `UsageError`.
+    Raises `UsageError`.
     """
 
     system: ClassVar[str] = "skypilot"
-    name: str = ""
-    nodes: int = 0
-    gpus: str = ""
-    file: str = ""
-    idle_s: float = IDLE_S
+    name: str = ""  # an existing cluster, "" to launch a new one
+    nodes: int = 0  # size of a new cluster; 0: from the task, else 1
+    gpus: str = ""  # type and number for each node of a new cluster: "L4:4"
+    file: str = ""  # a SkyPilot task with resources and set-up
+    idle_s: float = IDLE_S  # after so many seconds without a job the cluster ends
 
     def __post_init__(self) -> None:
         refuse_zero_bytes(self)

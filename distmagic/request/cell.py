@@ -63,20 +63,18 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @frozen
 class CellPlan:
-    """A parsed cell.
+    """A parsed cell."""
 
-    `local` are the statements for the notebook. `call` is the expression for every rank; None means
-    that nothing runs in the notebook and the whole `text` is every rank's program. `targets` is the
-    left side of `run = train()` or `runs["a"] = train()`: it gets the run, because each rank has
-    its own value. `is_async`: `call` uses await. `filename` is the cell's name in tracebacks.
-    """
-
-    text: str
-    filename: str = "<cell>"
-    local: tuple[ast.stmt, ...] = ()
+    text: str  # the whole cell
+    filename: str = "<cell>"  # its name in tracebacks
+    local: tuple[ast.stmt, ...] = ()  # statements for the notebook
+    # the expression for every rank; None: nothing runs in the notebook, and `text` is every rank's
+    # program
     call: ast.expr | None = None
+    # the left side of `run = train()` or `runs["a"] = train()`: it gets the run, because each rank
+    # has its own value
     targets: tuple[str, ...] = ()
-    is_async: bool = False
+    is_async: bool = False  # `call` uses await
 
 
 def with_commands(text: str, transform: Callable[[str], str]) -> str:

@@ -34,18 +34,18 @@ class Gpus:
 class ExportRequest:
     """A request to write a folder for a system of systems.py.
 
-    `nodes` is None if not given. `options` are sbatch's, by their long names, "" for a switch;
-    other systems accept a few of them. `setup` is shell code that every node runs first, `image` a
-    container image. `results` is an OSMO dataset or a URL for files that the first node's ranks
-    write. Raises `UsageError`.
+    Raises `UsageError`.
     """
 
     system: str
     folder: str
-    nodes: int | None = None
+    nodes: int | None = None  # None if not given
+    # sbatch's, by their long names, "" for a switch; other systems accept a few
     options: tuple[tuple[str, str], ...] = ()
-    setup: str = field(default="", repr=False)  # may hold secrets
-    image: str = IMAGE
+    # shell code that every node runs first; it may hold secrets
+    setup: str = field(default="", repr=False)
+    image: str = IMAGE  # a container image
+    # an OSMO dataset, or a URL, for files that the first node's ranks write
     results: str = ""
 
     def __post_init__(self) -> None:

@@ -32,16 +32,14 @@ _HOSTS_HINT = "Write hosts as name, name:ranks, user@name:port or user@name:port
 class Source:
     """The source of hosts that a system provides: an allocation, a cluster, or the job that runs
     this process.
-
-    `name` identifies it. `by_hand` is the start of a command that runs a program on one of its
-    nodes, with {node} for its name; "" for SSH. `ended` is the message when it has ended, and
-    `cure` the advice.
     """
 
-    name: str
+    name: str  # identifies the source
+    # the start of a command that runs a program on one of its nodes, with {node} for its name; ""
+    # for SSH
     by_hand: str = ""
-    ended: str = ""
-    cure: str = ""
+    ended: str = ""  # the message when it has ended
+    cure: str = ""  # the advice when it has ended
 
 
 @frozen
@@ -81,7 +79,7 @@ class Host:
 
     @property
     def has_log_in_shell(self) -> bool:
-        """Whether it is reached by SSH, whose server passes each command to the user's shell."""
+        """Whether the user's log-in shell on the host reads each command, as over SSH."""
         is_behind = self.allocation is not None and bool(self.allocation.by_hand)
         return not (is_behind or self.is_local)
 

@@ -118,16 +118,15 @@ _IN_PLACE: dict[type[ast.operator], str] = {
 
 @dataclass(frozen=True)
 class _Change:
-    """A target or a call by which a library may be changed, and a description of the change.
-
-    `of_object`: only if the target is an object, not a module, class or function. Without its
-    `method`, `ok &= True` only gives the name another object.
-    """
+    """A target or a call in a statement, which may change something in a library."""
 
     target: ast.expr
-    does: str
+    does: str  # describes the change in words
+    # It changes an object, not a module, class or function. Otherwise it is no change.
     of_object: bool = False
-    method: str = ""  # which an object needs to be changed
+    # It changes only an object with this method: without `__iand__`, `ok &= True` only gives the
+    # name another object.
+    method: str = ""
 
 
 def local_effects(
@@ -457,8 +456,9 @@ def _last(called: ast.expr) -> str:
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are evaluated when a statement runs: for a function only its decorators
-    and defaults.
+    """Yield the syntax nodes that Python evaluates when it runs a statement.
+
+    For the definition of a function these are only its decorators and defaults.
     """
     yield node
     children = ast.iter_child_nodes(node)

@@ -35,31 +35,26 @@ class Attempts:
 
 @dataclass(kw_only=True)
 class NodeRow:
-    """One node. `last` is the number of its last event, `sizes` are the bytes of small results by
-    rank.
-
-    `is_missed`: it ended because it, or the network to it, was lost. `stop` is the message that
-    stopped it. `why_unmet` is the reason for its loss if it can't be found: its host has no such
-    node, or did not answer. `why_lost` is the reason for its loss. `linked_at_s` is when it got a
-    new link after a broken one. `is_agent_gone`: its host reported that the agent has ended.
-    """
+    """One node."""
 
     host_index: int
     link: Link | None = None
     state: Literal[
         "waiting", "following", "reconnecting", "meeting", "collecting", "gone", "lost"
     ] = "waiting"
-    last: int = 0
+    last: int = 0  # number of its last event
     is_final: bool = False
-    is_missed: bool = False
+    is_missed: bool = False  # it ended because it, or the network to it, was lost
+    # bytes of small results, by rank
     sizes: dict[int, int] = field(default_factory=dict)
-    stop: protocol.StopNode | None = None
+    stop: protocol.StopNode | None = None  # the message that stopped it
     attempts: Attempts | None = None
     can_ask: bool = True
+    # the reason for its loss if it can't be found: its host has no such node, or did not answer
     why_unmet: str = NEVER_BEGAN
-    why_lost: str = ""
-    linked_at_s: float = 0.0
-    is_agent_gone: bool = False
+    why_lost: str = ""  # the reason for its loss
+    linked_at_s: float = 0.0  # when it got a new link after a broken one
+    is_agent_gone: bool = False  # its host reported that the agent has ended
 
 
 @dataclass(kw_only=True)

@@ -236,8 +236,8 @@ class Board:
     def _lines(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
     ) -> dict[str, object]:
-        """Return the last `count` lines, as far as they are kept and fit, and the incomplete
-        ones.
+        """Return the unfinished lines, and the last `count` lines that are still in memory, of at
+        most `room_bytes`.
         """
         return {
             **self._kept.last(count, room_bytes),

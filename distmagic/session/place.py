@@ -167,11 +167,12 @@ class Place:
     def reach(
         self, screen: Screen | None = None, payload: Payload | None = None
     ) -> FirstLinks:
-        """Return the links that are being opened; `screen` shows meanwhile what a pending
-        allocation waits for.
+        """Wait for a pending allocation, if there is one, and return the links to its hosts, which
+        are being opened.
 
-        That may take hours, in which the files of `payload` are protected from cleanup. Raises
-        `UsageError` first if its folder can't be sent.
+        Meanwhile `screen` shows why it is pending. That may take hours: the files of `payload` are
+        protected from cleanup. Raises `UsageError` before the wait if --sync has a folder that
+        can't be sent.
         """
         if self.first_links is not None:
             return self.first_links

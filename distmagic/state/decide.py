@@ -117,20 +117,17 @@ Decision = Lose | Stop | StopLate | AskForStacks | Detach | Leave
 
 @frozen
 class RunMemory:
-    """Earlier decisions, and the user's wishes.
-
-    `give_up_at_s` is the time at which nodes that have not confirmed their end are lost; None while
-    the run is not stopped. `looked_at_s` is when ranks without progress were last asked for their
-    stacks without a plan to stop. `stopped_late` are the nodes of `StopLate`. `wants_detach`:
-    detach the job as soon as possible. `has_left`: a detached job is no longer followed, because
-    the user wished so or none of its hosts could be reached.
-    """
+    """Earlier decisions, and the user's wishes."""
 
     inquiry: Inquiry = field(default_factory=Inquiry)
+    # when ranks without progress were last asked for their stacks without a plan to stop
     looked_at_s: float = -1.0
+    # when nodes that have not confirmed their end are lost; None while the run is not stopped
     give_up_at_s: float | None = None
-    stopped_late: frozenset[int] = frozenset()
-    wants_detach: bool = False
+    stopped_late: frozenset[int] = frozenset()  # the nodes of `StopLate`
+    wants_detach: bool = False  # detach the job as soon as possible
+    # a detached job is no longer followed, because the user wished so or none of its hosts could be
+    # reached
     has_left: bool = False
 
 
@@ -245,9 +242,9 @@ def _inquired(memory: RunMemory, inquiry: Inquiry) -> Decided:
 def stopped(
     state: RunState, memory: RunMemory, now_s: float, reason: StopReason
 ) -> Decided:
-    """Return the decisions that stop the run, even if detached, as after a click on Stop.
+    """Return the decisions that stop the run; a detached job stops, too.
 
-    Its ranks have a grace time, unless it is already stopping.
+    Ranks get a grace time, unless the run is already stopping.
     """
     grace_s = state.terms.grace_s if reason in POLITE_REASONS else GRACE_S
     if memory.give_up_at_s is not None:

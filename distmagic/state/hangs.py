@@ -40,20 +40,15 @@ _WRAPPERS = ("wrapper", "inner", "decorator")
 
 @frozen
 class StackGroup:
-    """Ranks at the same place.
-
-    `labels` are their names, `doing` and `place` describe what they do and where.
-
-    `doing` has the words for one rank and for several: ("waits in all_reduce", "wait in
-    all_reduce"). A group of ranks that don't answer has no `threads`.
-    """
+    """Ranks at the same place."""
 
     ranks: tuple[int, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # their names
+    # what they do, for one rank and for several: ("waits in all_reduce", "wait in all_reduce")
     doing: tuple[str, str]
-    place: str
+    place: str  # where they are
     in_collective: bool = False
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[Thread, ...] = ()  # () if the ranks don't answer
 
 
 @frozen

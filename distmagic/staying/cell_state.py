@@ -27,25 +27,21 @@ Stage = Literal["", "ask", "asked", "stopping", "go there", "where they are", "e
 
 @frozen
 class CellState:
-    """The state of a cell: `run` is its state in the form of a run's, `ends` has the message with
-    which each rank ended it.
+    """The state of a cell."""
 
-    `began_s` is the start time in seconds of the session. `asked` are the interrupted ranks.
-    `stage` is the stage of the user's interrupt, which may last until `until_s`. `counts` are the
-    steps of ranks, and `stop` is the step at which they were asked to stop. The last rank ended the
-    cell at `ended_s`; the others were told of the ends of `told`.
-    """
-
-    run: RunState
-    began_s: float
+    run: RunState  # the cell's state in the form of a run's
+    began_s: float  # start time, in seconds of the session
+    # the message with which each rank ended the cell
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
-    asked: frozenset[int] = frozenset()
-    stage: Stage = ""
-    until_s: float = 0.0
+    asked: frozenset[int] = frozenset()  # the interrupted ranks
+    stage: Stage = ""  # the stage of the user's interrupt
+    until_s: float = 0.0  # how long this stage may last
+    # steps of ranks
     counts: Mapping[int, protocol.StepCount] = field(default_factory=dict)
+    # the step at which ranks were asked to stop
     stop: protocol.StopAtStep | None = None
-    ended_s: float = 0.0
-    told: frozenset[int] = frozenset()
+    ended_s: float = 0.0  # when the last rank ended the cell
+    told: frozenset[int] = frozenset()  # the ranks whose ends were sent to the others
 
     @property
     def at_work(self) -> tuple[int, ...]:

@@ -14,17 +14,16 @@ from distmagic.state.events import Event
 
 @frozen
 class Past:
-    """The cells so far. `last` is the number of the newest one, and `running` has the start of the
-    cell of each rank that runs one.
+    """The cells so far."""
 
-    `texts` are what the user wrote, by cell. `ends` has for each rank the end of its last cell of
-    the user. `names` are those that cells on a rank have assigned.
-    """
-
-    last: int = 0
+    last: int = 0  # number of the newest cell
+    # what the user wrote, by cell
     texts: Mapping[int, str] = field(default_factory=dict)
+    # the start of the cell of each rank that runs one
     running: Mapping[int, protocol.CellBegan] = field(default_factory=dict)
+    # the end of each rank's last cell of the user
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
+    # those that cells on a rank have assigned
     names: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @property

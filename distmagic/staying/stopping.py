@@ -33,7 +33,7 @@ _WHERE_THEY_ARE = "The ranks are interrupted where they are. The next interrupt 
 
 
 def next_stage(state: CellState) -> CellState:
-    """Return the state after another interrupt by the user: in its next stage."""
+    """Return the state after one more interrupt of the user, which begins the next stage."""
     if not state.stage:
         asked = interrupted(state, state.asked, by_user=True)
         until_s = state.run.at_s + _PATIENCE_S

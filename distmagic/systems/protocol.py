@@ -21,18 +21,14 @@ Asked = Any  # returned by the system's own `asked`
 
 
 class Held(Protocol):
-    """Hosts from a system: an allocation, a cluster. `hosts` is () until they are known.
+    """Hosts from a system: an allocation, a cluster."""
 
-    `title` is its display name, `error` how it ended, None before; `awaited_by` are the runs that
-    wait for it, and `awaited` is the number of hosts it will have, as far as known.
-    """
-
-    title: str
+    title: str  # its display name
     source: Source
-    hosts: Hosts
-    error: DistmagicError | None
-    awaited_by: set[NotebookAsker]
-    awaited: int
+    hosts: Hosts  # () until they are known
+    error: DistmagicError | None  # how it ended, None before
+    awaited_by: set[NotebookAsker]  # the runs that wait for it
+    awaited: int  # the number of hosts it will have, as far as known
 
     @property
     def is_alive(self) -> bool:

@@ -39,30 +39,23 @@ _LAST_CALLS_S = 1.0
 
 @dataclass(eq=False)
 class NodeEnd:
-    """The end of one node.
-
-    `channel` leads to its peers, if there is one; `engine_pid` is torchrun's.
-
-    `reason` goes into `Final`, which was written at `final_at`. `cause` is why this node stops, if
-    it does; it is sent to the peers. `got_sigterm` is set by the signal handler, and acted on by
-    `step`. `stopped_by_notebook`: the notebook then stops the peers too, so they need no heartbeat
-    about it. `has_left_barrier`: torchrun was ended while it waited for a lost node, and all ranks
-    of this node had succeeded.
-    """
+    """The end of one node."""
 
     start: protocol.StartNode
     journal: Journal
     rank_table: RankTable
     stack_dumper: StackDumper
     _began: float
-    channel: GangChannel | None = None
-    engine_pid: int = 0
+    channel: GangChannel | None = None  # leads to its peers, if there is one
+    engine_pid: int = 0  # torchrun's
     termination: Termination = field(default_factory=Termination)
-    reason: StopReason | Literal["done"] = "done"
-    cause: Cause | None = None
-    final_at: float | None = None
-    got_sigterm: bool = False
+    reason: StopReason | Literal["done"] = "done"  # goes into `Final`
+    cause: Cause | None = None  # why this node stops, if it does; sent to the peers
+    final_at: float | None = None  # when `Final` was written
+    got_sigterm: bool = False  # set by the signal handler, and acted on by `step`
+    # the notebook then stops the peers too, so they need no heartbeat about it
     stopped_by_notebook: bool = False
+    # torchrun was ended while it waited for a lost node, and all ranks of this node had succeeded
     has_left_barrier: bool = False
     _polite_stop: PoliteStop | None = None
     _last_calls_until: float | None = None  # the end waits for ranks' calls

@@ -122,7 +122,7 @@ class BlobServer:
         self._thread = threads.begin("spread", self._run)
 
     def close(self) -> None:
-        """Stop at once, and return when nothing listens and no connection is open."""
+        """Stop at once; return when no port is open and no connection is left."""
         self._is_over.set()
         self._files.close()
         if self._raw is not None:

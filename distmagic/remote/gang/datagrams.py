@@ -36,25 +36,21 @@ SIZE_BYTES = _FORM.size + _MAC_BYTES
 
 @dataclass(frozen=True)
 class OwnState:
-    """A node's state in its datagrams, in the order of the bytes.
+    """A node's state in its datagrams, in the order of the bytes."""
 
-    `formations` counts how often the lead has asked all nodes to restart their ranks. `phase` is
-    one of `PHASES`. `reason` and `culprit` are why it stops and which node caused it (`NOBODY` for
-    none). `is_detached`: the job needs no notebook any more, as sent by the lead. `has_returned`:
-    all ranks of the sender have returned, and its torchrun waits for other nodes; from the lead,
-    whether that holds for any node. `is_ending`: a rank of the sender is about to end by itself, as
-    it was asked to; from the lead, a rank of any node. `is_paused`: a rank of the sender waits for
-    the user's input. `is_at_cell`: a rank of the sender, which stays between cells, runs one.
-    """
-
-    formations: int = 0
-    phase: str = "up"
-    reason: StopReason | Literal[""] = ""
-    culprit: int = NOBODY
-    is_detached: bool = False
+    formations: int = 0  # how often the lead has asked all nodes to restart their ranks
+    phase: str = "up"  # one of `PHASES`
+    reason: StopReason | Literal[""] = ""  # why the node stops
+    culprit: int = NOBODY  # the node that caused the stop, `NOBODY` for none
+    is_detached: bool = False  # the job needs no notebook any more, as sent by the lead
+    # all ranks of the sender have returned, and its torchrun waits for other nodes; from the lead,
+    # whether that holds for any node
     has_returned: bool = False
+    # a rank of the sender is about to end by itself, as it was asked to; from the lead, a rank of
+    # any node
     is_ending: bool = False
-    is_paused: bool = False
+    is_paused: bool = False  # a rank of the sender waits for the user's input
+    # a rank of the sender, which stays between cells, runs one
     is_at_cell: bool = False
 
 

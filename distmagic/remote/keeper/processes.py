@@ -10,8 +10,9 @@ _JOB = b"\0DISTMAGIC_JOB="
 def start_process(
     argv: "list[str]", pipes: "list[int]", client: str
 ) -> "tuple[int, int]":
-    """Start a process on three pipes; return (pid, 0), or (0, a shell's exit code for the
-    error).
+    """Start a process on three pipes, and return (pid, 0).
+
+    If it can't be started, return 0 and the exit code that a shell would give.
     """
     home = os.path.expanduser("~")
     if not os.path.isdir(home):

@@ -34,24 +34,18 @@ _MAX_MESSAGE_BYTES = 30_000
 
 @frozen
 class Rank:
-    """The settings of this process, from torchrun's variables and from the agent.
-
-    `folder` is the node's directory of logs and results, `call` and `code` are files of the
-    payload, `socket` is the agent's. `pid` is compared in forked children, which are not this rank.
-    The user's own modules are imported from `paths`; `work_dir` is the working directory of the
-    run, "" on the notebook machine. `can_type`: a user may type input for this rank.
-    """
+    """The settings of this process, from torchrun's variables and from the agent."""
 
     rank: int
     restart: int
-    folder: Path
-    call: Path
-    code: Path
-    socket: str
-    pid: int
-    paths: tuple[str, ...] = ()
-    work_dir: str = ""
-    can_type: bool = False
+    folder: Path  # the node's directory of logs and results
+    call: Path  # a file of the payload
+    code: Path  # a file of the payload
+    socket: str  # the agent's socket
+    pid: int  # compared in forked children, which are not this rank
+    paths: tuple[str, ...] = ()  # the user's own modules are imported from these
+    work_dir: str = ""  # the working directory of the run, "" on the notebook machine
+    can_type: bool = False  # a user may type input for this rank
 
     @property
     def result(self) -> Path:

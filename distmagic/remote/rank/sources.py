@@ -48,8 +48,8 @@ def know(texts: Mapping[str, str]) -> None:
 
 
 def form_of_results(code: Path) -> SourceForm | None:
-    """Return the form for results: source instead of byte code, if the notebook has another minor
-    version of Python.
+    """Return how to pickle code in results for a notebook with another minor version of Python: as
+    source. None: as byte code, because both have the same version.
     """
     ours = sys.version_info[:2]
     python = tuple(read(code).get("python", ours))

@@ -76,16 +76,14 @@ def is_ready(run_dir: Path, pid: int) -> bool:
 
 @frozen
 class Sources:
-    """The user's names of files: `labels` of cells, and `texts` of cells and scripts, by file name.
+    """The user's names of files."""
 
-    `modules` is the directory of the user's own modules. File names that start with `own` are
-    distmagic's.
-    """
-
+    # labels of cells, by file name
     labels: Mapping[str, str] = field(default_factory=dict)
+    # texts of cells and scripts, by file name
     texts: Mapping[str, str] = field(default_factory=dict)
-    modules: str = ""
-    own: str = ""
+    modules: str = ""  # the directory of the user's own modules
+    own: str = ""  # names of distmagic's own files start with this
 
 
 def is_whole(text: str, own: str) -> bool:

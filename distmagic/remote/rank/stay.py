@@ -371,8 +371,9 @@ class CellLoop:
             self._own.intersection_update(names)
 
     def _valued(self, value: object, *, keeps: bool) -> Ended:
-        """Return the end of a cell with this value; it includes the repr, and the value itself if
-        it is small.
+        """Return how a cell has ended whose last expression has this value.
+
+        The repr, and the value itself if it is small, are stored for `CellEnded`.
         """
         ended = Ended(rank=self._rank, restart=0, outcome="returned", result_bytes=0)
         if value is None:

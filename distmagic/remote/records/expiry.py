@@ -177,8 +177,8 @@ class _Entry:
 def _entries(folder: Path) -> list[_Entry]:
     """Return the readable entries of a folder, newest first, as many as the time limit allows.
 
-    There may be tens of thousands, and a notebook's kernel also checks its own. So names are
-    strings: a `Path` takes several times the memory.
+    A folder may have tens of thousands, and a notebook's kernel also reads its own folder. So names
+    are strings: a `Path` takes several times the memory.
     """
     if not folder.is_dir():
         return []

@@ -30,16 +30,14 @@ class ListedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All files of a run. `packs` are SHA-256s.
+    """All files of a run."""
 
-    `links` are (path, target), `folders` the empty folders. `owned` are the paths below which files
-    of earlier runs are removed if they are no longer listed; "" is the whole working directory.
-    """
-
-    packs: tuple[str, ...] = ()
+    packs: tuple[str, ...] = ()  # SHA-256 of each pack
     files: tuple[ListedFile, ...] = ()
-    links: tuple[tuple[str, str], ...] = ()
-    folders: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # (path, target)
+    folders: tuple[str, ...] = ()  # the empty folders
+    # paths below which files of earlier runs are removed if they are no longer listed; "" is the
+    # whole working directory
     owned: tuple[str, ...] = ()
 
     def owns(self, path: str) -> bool:

@@ -26,17 +26,13 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class LogInSession:
-    """The log-in session of this process.
+    """The log-in session of this process."""
 
-    `cgroup` is the text of /proc/self/cgroup. `kills`: logind ends this user's processes at
-    log-out. `lingers`: the user's manager stays. `scope` is the command that starts a scope under
-    that manager, () if none works.
-    """
-
-    cgroup: str
+    cgroup: str  # the text of /proc/self/cgroup
     user: str = ""
-    kills: bool = False
-    lingers: bool = False
+    kills: bool = False  # logind ends this user's processes at log-out
+    lingers: bool = False  # the user's manager stays after log-out
+    # the command that starts a scope under that manager, () if none works
     scope: tuple[str, ...] = ()
 
     @property

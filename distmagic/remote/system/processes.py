@@ -32,18 +32,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
-    """A process, read from /proc/PID/stat.
-
-    `parent` is a pid, `started` is in clock ticks since boot, `state` is the letter of ps(1).
-    `exit_status` is a status of waitpid(2), 0 for a process that has not ended.
-    """
+    """A process, read from /proc/PID/stat."""
 
     pid: int
-    parent: int
-    started: int
-    state: str
+    parent: int  # a pid
+    started: int  # in clock ticks since boot
+    state: str  # the letter of ps(1)
     name: str
-    exit_status: int
+    exit_status: int  # a status of waitpid(2), 0 for a process that has not ended
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, state {self.state})"

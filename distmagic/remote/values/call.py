@@ -60,23 +60,20 @@ class Stay:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell for ranks that stay. Tracebacks find its lines by `filename`, as in the notebook.
-
-    `names` are values of the notebook that it uses. `texts` are the sources of the cells whose code
-    is included, and of this cell; `labels` are their display names. `is_given`: the ranks treat
-    these names as if they had assigned them. `keeps`: the value of the last expression is written
-    to a file, whatever its size. `modules` are modules for the ranks to reload. `is_users`: the
-    user wrote it, so its exception stays for a debugger until the next such cell.
-    """
+    """A cell for ranks that stay."""
 
     source: str
-    filename: str
+    filename: str  # tracebacks find its lines by this name, as in the notebook
+    # values of the notebook that it uses
     names: dict[str, Any] = field(default_factory=dict)
+    # sources of the cells whose code is included, and of this cell
     texts: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    is_given: bool = False
+    labels: dict[str, str] = field(default_factory=dict)  # display names of these cells
+    is_given: bool = False  # the ranks treat these names as if they had assigned them
+    # the value of the last expression is written to a file, whatever its size
     keeps: bool = False
-    modules: tuple[ModuleText, ...] = ()
+    modules: tuple[ModuleText, ...] = ()  # modules that the ranks reload
+    # the user wrote it, so its exception stays for a debugger until the next such cell
     is_users: bool = False
 
 
@@ -93,19 +90,15 @@ class ModuleText:
 
 @dataclass(frozen=True)
 class Script:
-    """A script, or a module that is run as by `python -m`, with its arguments.
+    """A script, or a module that is run as by `python -m`, with its arguments."""
 
-    `path` is the script's path below the working directory, or the module's name. `shown` is the
-    script as the user typed it, which becomes `sys.argv[0]`; "" for its whole path. `origin` is its
-    path on the notebook machine. `roots` are directories below the working directory from which it
-    imports, after its own.
-    """
-
-    path: str
+    path: str  # the script's path below the working directory, or the module's name
     args: tuple[str, ...]
     is_module: bool = False
+    # the script as the user typed it, for `sys.argv[0]`; "" for its whole path
     shown: str = ""
-    origin: str = ""
+    origin: str = ""  # its path on the notebook machine
+    # directories below the working directory from which it imports, after its own
     roots: tuple[str, ...] = ()
 
 

@@ -29,18 +29,16 @@ class _ToRanks:
 class RunCell(_ToRanks):
     """Asks these ranks to run a cell.
 
-    Its parcel is `data` in base64, or, if it is longer, the blob with this name.
-
-    `text` is what the user wrote, "" for an internal cell. With `anew` they first make their
-    process group again. Cells are numbered from 1. A rank never runs one twice, so the request may
-    be repeated over a new connection. `kernel` is a random word: two kernels may give the same
-    number to their cells.
+    Cells are numbered from 1. A rank never runs one twice, so the request may be repeated over a
+    new connection.
     """
 
+    # the cell's parcel in base64; "" if it is in `blob`
     data: str = field(default="", repr=False)
-    blob: str = ""
-    text: str = ""
-    anew: bool = False
+    blob: str = ""  # name of the blob that has a longer parcel
+    text: str = ""  # what the user wrote, "" for an internal cell
+    anew: bool = False  # the ranks first make their process group again
+    # a random word: two kernels may give the same number to their cells
     kernel: str = ""
 
 
@@ -117,24 +115,19 @@ class StepCount:
 
 @message
 class CellEnded:
-    """A rank has ended a cell; `ended` describes how, like the end of a rank, but its process
-    stays.
-
-    `shown` is the repr of the last expression, and `value` its parcel in base64, "" if it is too
-    large. `names` are the names that cells on the rank have assigned. `groups` are its process
-    groups, `holders` the variables that hold one; `is_broken`: its groups were broken. `logged` are
-    the sizes of its logs at this end, of stdout and stderr; its agent adds them.
-    """
+    """A rank has ended a cell; its process stays."""
 
     cell: int
     rank: int
-    ended: Ended
-    shown: Annotated[str, "lines", 4000] = ""
+    ended: Ended  # how the cell ended, like the end of a rank
+    shown: Annotated[str, "lines", 4000] = ""  # the repr of the last expression
+    # the parcel of the last expression in base64, "" if it is too large
     value: Annotated[str, "line", 200_000] = ""
-    names: tuple[Word, ...] = ()
-    groups: tuple[GroupCalls, ...] = ()
-    holders: tuple[Word, ...] = ()
-    is_broken: bool = False
+    names: tuple[Word, ...] = ()  # the names that cells on the rank have assigned
+    groups: tuple[GroupCalls, ...] = ()  # its process groups
+    holders: tuple[Word, ...] = ()  # variables that hold a process group
+    is_broken: bool = False  # its process groups were broken
+    # sizes of its logs of stdout and stderr at this end; its agent adds them
     logged: tuple[int, ...] = ()
 
 

@@ -70,21 +70,18 @@ class Worker:
 class Progress:
     """Progress of a rank since its last such event, merged: at most about 10 events per second and
     rank.
-
-    `step`, `total`: the latest of `report`, None if there was none. `points`: those of each metric
-    in order, thinned if a rank reports very often. `bars`: those that changed. `is_printed`: the
-    metrics were read from printed lines.
     """
 
     rank: int
     restart: int
     at_s: Amount
-    step: AmountOrNone = None
-    total: AmountOrNone = None
+    step: AmountOrNone = None  # the latest of `report`, None if there was none
+    total: AmountOrNone = None  # the latest of `report`, None if there was none
+    # those of each metric in order, thinned if a rank reports very often
     points: dict[Word, Points] = field(default_factory=dict)
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Bar, ...] = ()  # those that changed
     device: Word = ""
-    is_printed: bool = False
+    is_printed: bool = False  # the metrics were read from printed lines
 
 
 @message
@@ -118,40 +115,34 @@ class Output:
 
 @message
 class Ended:
-    """A rank's end: "returned", "raised", "exited" (with `code`) or "signalled" (`code` is minus
-    the signal).
-
-    Or "replaced": killed by its agent, because an elastic job restarts its ranks. `group_use` is
-    its use of process groups: "none", "unused", "used", or "" if unknown. If it spent most of its
-    time in loading, `loaded` names the largest part, and `loading_s` is the time for all.
-    """
+    """The end of a rank."""
 
     rank: int
     restart: int
+    # "returned", "raised", "exited" or "signalled"; or "replaced": killed by its agent, because an
+    # elastic job restarts its ranks
     outcome: Word
-    code: int = 0
+    code: int = 0  # the exit code; minus the signal for "signalled"
     failure: Failure | None = None
     result_bytes: int | None = None
     meaning: Annotated[str, "lines", 40_000] = ""
+    # its use of process groups: "none", "unused", "used"; "" if unknown
     group_use: Word = ""
+    # the largest part of its loading, if it spent most of its time in that
     loaded: Name = ""
-    loading_s: Amount = 0.0
+    loading_s: Amount = 0.0  # the time for all its loading
 
 
 @message
 class Paused:
-    """A rank waits for the user's input: at `line` of `file`, its code or a debugger called
-    `input`.
-
-    `prompt` counts the inputs for which this process has waited, and `asks` is the printed prompt.
-    """
+    """A rank waits for the user's input: its code, or a debugger, has called `input`."""
 
     rank: int
     restart: int
-    prompt: int
-    file: Word
+    prompt: int  # the number of inputs for which this process has waited
+    file: Word  # where `input` was called
     line: int
-    asks: Word = ""
+    asks: Word = ""  # the printed prompt
 
 
 @message

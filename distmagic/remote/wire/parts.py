@@ -143,17 +143,13 @@ class JobTerms:
 
 @frozen
 class DeviceClaim:
-    """A job that has a device of a host.
+    """A job that has a device of a host."""
 
-    `device` is its name in this run's request. `job` is "" if unknown. `owner` is the owner of the
-    job: only the user name for another user, "" if unknown. `since_s`: seconds since 1970 by the
-    host's clock.
-    """
-
-    device: Word
-    job: Name
+    device: Word  # its name in this run's request
+    job: Name  # "" if unknown
+    # the owner of the job; only the user name for another user; "" if unknown
     owner: Name = ""
-    since_s: Date = 0.0
+    since_s: Date = 0.0  # seconds since 1970 by the host's clock
 
 
 @frozen
@@ -193,16 +189,13 @@ class WorkDir:
 class JoinTemplate:
     """The settings that the lead of an elastic job keeps for nodes that join later, in addition to
     its own start message.
-
-    `sizes` are the bytes of the payload's blobs in the order call, code, side files.
-    `nproc_per_node` is a number as text, gpu, cpu, auto, or "" if the user set none. `cwd` is "" if
-    the user set none. `work` is for hosts other than the notebook machine.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes of the payload's blobs: call, code, side files
+    # a number as text, gpu, cpu or auto; "" if the user set none
     nproc_per_node: str = ""
-    cwd: str = ""
-    work: WorkDir | None = None
+    cwd: str = ""  # "" if the user set none
+    work: WorkDir | None = None  # for hosts other than the notebook machine
 
 
 @frozen
@@ -243,16 +236,12 @@ class CallRecord:
 
 @frozen
 class GroupRecord:
-    """The last calls of a rank in a process group, in order.
+    """The last calls of a rank in a process group, in order."""
 
-    `name` is "" if the group has no name of its own, and `ranks` is "" if all ranks are in it. Each
-    `backend` of a group counts its own calls. `waits_s` is the age of the first unfinished call.
-    """
-
-    name: Word = ""
-    ranks: Word = ""
-    backend: Word = ""
-    waits_s: Amount = 0.0
+    name: Word = ""  # "" if the group has no name of its own
+    ranks: Word = ""  # "" if all ranks are in it
+    backend: Word = ""  # each backend of a group counts its own calls
+    waits_s: Amount = 0.0  # the age of the first unfinished call
     calls: tuple[CallRecord, ...] = ()
 
 

@@ -118,20 +118,16 @@ class ReceiveBlobs:
 
 @request
 class TemplateRequest:
-    """Asks for a process with torch loaded before a job with these variables starts, which is kept
-    for later jobs.
-
-    `owner` is the notebook: its templates end when it hasn't renewed them for `lease_s`, or used
-    one for `idle_s`. `env` and `defaults` are those of `StartNode`, as far as known. `preload`:
-    other modules to load.
+    """Asks for a template: a process with torch loaded, kept for later jobs. It is sent before a
+    job with these variables starts.
     """
 
-    owner: str
-    idle_s: float
-    lease_s: float
-    env: dict[str, str]
-    defaults: dict[str, str]
-    preload: tuple[str, ...] = ()
+    owner: str  # the notebook
+    idle_s: float  # its templates end when it has used none for this time
+    lease_s: float  # its templates end when it has not renewed them for this time
+    env: dict[str, str]  # as in `StartNode`, as far as known
+    defaults: dict[str, str]  # as in `StartNode`, as far as known
+    preload: tuple[str, ...] = ()  # other modules to load
 
 
 @request
@@ -251,20 +247,15 @@ class GetBlob:
 
 @request
 class GetFile:
-    """Asks for a file of a job (a log, a result) from byte `offset` on; `Data` and the bytes, or
-    `Refused`, follow.
-
-    `most_bytes` limits the answer to the last bytes of the file. `begin` and `end` are positions in
-    a log, which count bytes that are no longer kept: the answer is of that part alone.
-    """
+    """Asks for a file of a job (a log, a result); `Data` and the bytes, or `Refused`, follow."""
 
     job: str
     node_rank: int
     name: str
-    offset: int = 0
-    most_bytes: int | None = None
-    begin: int = 0
-    end: int | None = None
+    offset: int = 0  # the first byte to send
+    most_bytes: int | None = None  # limits the answer to the last bytes of the file
+    begin: int = 0  # a position in a log, which counts bytes that are no longer kept
+    end: int | None = None  # likewise; the answer is only of the part between both
 
 
 @request

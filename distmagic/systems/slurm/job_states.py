@@ -30,16 +30,14 @@ _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLET
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """One row. `state` and `reason` are Slurm's words; `starts` and `left` are as printed, "" if
-    unknown.
-    """
+    """One row of squeue."""
 
     job: str
-    state: str
-    reason: str = ""
+    state: str  # Slurm's word
+    reason: str = ""  # Slurm's word
     nodes: tuple[str, ...] = ()
-    starts: str = ""
-    left: str = ""
+    starts: str = ""  # as printed, "" if unknown
+    left: str = ""  # as printed, "" if unknown
     cpus: int = 0
     comment: str = ""
 

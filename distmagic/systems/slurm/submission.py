@@ -70,12 +70,10 @@ def preview(request: SlurmRequest, terms: KeeperTerms) -> str:
 
 
 def script(request: SlurmRequest, terms: KeeperTerms) -> str:
-    """Return the batch script.
+    """Return the batch script: it runs the user's set-up, and then starts the keeper of the first
+    node.
 
-    It runs the user's set-up, and then becomes the keeper of the first node.
-
-    It becomes the keeper by exec, because Slurm's signals reach only the first process of a batch
-    script.
+    It does that by exec, because Slurm's signals reach only the first process of a batch script.
     """
     lines = ["#!/bin/bash" if request.setup else "#!/bin/sh"]
     if request.setup:

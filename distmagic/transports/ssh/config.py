@@ -58,31 +58,27 @@ class Resolved:
     """How to connect to a host.
 
     Host keys are always checked strictly, whatever StrictHostKeyChecking is.
-
-    `identity_files` are tried in order; those in `default_keys` need not exist. `identity_agent` is
-    the agent's socket, or None. `jumps` are ProxyJump's hosts, first hop first. `refused` are the
-    methods of log-in, by their names in RFC 4252, that the user rules out. `warnings` list ignored
-    options.
     """
 
     name: str
     hostname: str
     user: str
     port: int
-    identity_files: tuple[str, ...] = ()
-    default_keys: bool = False
+    identity_files: tuple[str, ...] = ()  # tried in order
+    default_keys: bool = False  # these files are OpenSSH's defaults, and need not exist
     certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
-    identity_agent: str | None = None
-    jumps: tuple[Host, ...] = ()
+    identity_agent: str | None = None  # the agent's socket, or None
+    jumps: tuple[Host, ...] = ()  # ProxyJump's hosts, first hop first
     proxy_command: str | None = None
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
     connect_timeout_s: float | None = None
     batch_mode: bool = False
+    # methods of log-in that the user rules out, by their names in RFC 4252
     refused: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # ignored options
 
 
 def resolve(host: Host, path: str | None) -> Resolved:

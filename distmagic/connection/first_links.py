@@ -59,9 +59,8 @@ class FirstLinks:
     ) -> tuple[Link, ...]:
         """Wait for all hosts and `settle`.
 
-        Meanwhile this thread asks questions (passphrases, one-time passwords).
-
-        `until_done` waits for the futures and asks instead. Raises `Cancelled` for an interrupt.
+        Meanwhile this thread asks questions (passphrases, one-time passwords). `until_done` waits
+        for the futures and asks instead. Raises `Cancelled` for an interrupt.
         """
         if until_done is None:
             until_done = self.opener.asker.serve_until_done

@@ -23,10 +23,8 @@ _FINISH_S = 5.0
 class IdleLinks:
     """At most one idle link for each host, way to reach it, and interpreter.
 
-    Safe to use from threads.
-
-    While any link is idle, a thread renews the lease of its host's warm processes, four times per
-    lease.
+    Safe to use from threads. While any link is idle, a thread renews the lease of its host's warm
+    processes, four times per lease.
     """
 
     def __init__(self) -> None:

@@ -182,9 +182,8 @@ class Link:
     def start(self, request: protocol.StartNode) -> None:
         """Start the job's agent on the host; return when its first message has come.
 
-        Raises `PreflightError` if it can't start.
-
-        Before that the host puts the files of the run into its working directory.
+        Before that the host puts the files of the run into its working directory. Raises
+        `PreflightError` if it can't start.
         """
         self._last = 0
         self.agent_error = ""

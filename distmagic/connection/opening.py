@@ -34,9 +34,8 @@ def open_link(
 ) -> Link:
     """Start `contact` on the host, wait for the facts about the host, and return the link.
 
-    Raises `HostError`, `ConnectionLost`, `ProtocolError`.
-
-    `access` has the commands of `--setup` and `--exec-prefix`, in which Python is started.
+    `access` has the commands of `--setup` and `--exec-prefix`, in which Python is started. Raises
+    `HostError`, `ConnectionLost`, `ProtocolError`.
     """
     access = access or Access()
     words = (*access.before_python, *interpreter_words(python))

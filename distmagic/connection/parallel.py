@@ -45,9 +45,8 @@ def in_parallel(
 ) -> list[B]:
     """Return the results of `act` for all things, computed at the same time.
 
-    An interrupt waits for none of them.
-
-    If calls fail, the first failure is raised after all calls have ended.
+    An interrupt waits for none of them. If calls fail, the first failure is raised after all calls
+    have ended.
     """
     futures = begin_all("parallel", act, things, *more)
     wait(futures)

@@ -48,9 +48,8 @@ class NotebookAsker:
     def ask(self, prompt: str, *, secret: bool) -> str:
         """Return the user's answer.
 
-        Callable on any thread; blocks until the main thread has asked the question.
-
-        Raises `AuthenticationError` if no user can answer, or if the run ended before the answer.
+        Callable on any thread; blocks until the main thread has asked the question. Raises
+        `AuthenticationError` if no user can answer, or if the run ended before the answer.
         """
         if not self.can_ask:
             from distmagic.transports.asking import NoAsker
@@ -80,9 +79,7 @@ class NotebookAsker:
     def serve(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for a question, and ask the user.
 
-        Call it on the main thread only.
-
-        Also raises KeyboardInterrupt for `interrupt`.
+        Call it on the main thread only. Also raises KeyboardInterrupt for `interrupt`.
         """
         try:
             question = self._questions.get(timeout=timeout_s)

@@ -187,9 +187,8 @@ def _attach_ranks(
 def view(line: CommandLine) -> object:
     """Follow the named job, or else the newest running one, detached ones first.
 
-    Otherwise like `attach`.
-
-    A background run of this notebook gets one more live view, and the cell does not wait for it.
+    Otherwise like `attach`. A background run of this notebook gets one more live view, and the cell
+    does not wait for it.
     """
     notebook = line.notebook
     if not line.words:

@@ -102,11 +102,10 @@ class Magics:
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun.
 
-        `%distributed --help` lists the flags.
-
         All statements before it run in the notebook. The cell's value is the run: run.results,
         run.logs(rank), run.metrics. A run with a name, by an assignment or -o, is not the cell's
-        value, because IPython's Out would keep it after `del`.
+        value, because IPython's Out would keep it after `del`. `%distributed --help` lists the
+        flags.
         """
         if flags.asks_help(line):
             print(flag_parser.help_text())

@@ -27,10 +27,8 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
     `runs["a"]`.
 
     Only a run without a name is assigned to `_run`, which would otherwise keep it after `del run`.
-
-    A terminal has no shell, and thus no variables.
-
-    A note warns about a name that had another value, as in `model = train(model)`.
+    A terminal has no shell, and thus no variables. A note warns about a name that had another
+    value, as in `model = train(model)`.
     """
     if shell is None:
         return

@@ -12,10 +12,9 @@ from distmagic.outcome.shown import cell_number, display_page, leave_out
 class Detached:
     """A job that runs without the notebook.
 
-    `attach()` follows it to its end and returns its `Run`; `stop()` ends it.
-
-    `job` is its name, and `hosts` are the names of its hosts. `attach()` raises the run's error if
-    it fails. Both raise a `HostError` for a host that can't be reached.
+    `attach()` follows it to its end and returns its `Run`; `stop()` ends it. `job` is its name, and
+    `hosts` are the names of its hosts. `attach()` raises the run's error if it fails. Both raise a
+    `HostError` for a host that can't be reached.
     """
 
     def __init__(

@@ -84,11 +84,10 @@ def found_jobs(
 ) -> tuple[Job, ...]:
     """Return the jobs that hosts list, oldest first.
 
-    `asked` are the hosts' names, `answers` has the list of each.
-
-    Hosts that share a home list each other's nodes. So an entry only counts from the host with the
-    node's own name, even if that host is down. If no asked host has that name, or it is one like
-    localhost, any host may list the node.
+    `asked` are the hosts' names, `answers` has the list of each. Hosts that share a home list each
+    other's nodes. So an entry only counts from the host with the node's own name, even if that host
+    is down. If no asked host has that name, or it is one like localhost, any host may list the
+    node.
     """
     told: dict[str, list[_Told]] = {}
     names = set(asked) - set(_EACH_ONE_S_OWN)
@@ -193,9 +192,7 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
 def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return the hosts of a job in the order of its nodes, chosen from the asked `hosts`.
 
-    Raises `UsageError`.
-
-    A host that is down and has not listed the job is found by its name.
+    A host that is down and has not listed the job is found by its name. Raises `UsageError`.
     """
     asked = {host.name: host for host in hosts}
     unknown = [name for name in dict.fromkeys(job.missing) if name not in asked]

@@ -121,11 +121,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a job on these hosts, in their order.
 
-    Raises `UsageError` or `PreflightError`.
-
     `terms` come from `terms_of`; values that depend on the hosts are added to them. `work` is the
     job's working directory on other hosts. `local_cwd` is the working directory of ranks on this
-    machine, unless the job names one.
+    machine, unless the job names one. Raises `UsageError` or `PreflightError`.
     """
     rdzv = _rendezvous(spec, reached, job)
     nodes = tuple(_node(spec, rdzv, i, one, local_cwd) for i, one in enumerate(reached))

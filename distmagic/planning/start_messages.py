@@ -84,10 +84,8 @@ def join_message(
 ) -> protocol.StartNode:
     """Return the message that starts one more node of an elastic job.
 
-    `hosts` are those of all its nodes, this one last.
-
-    `lead` is the message that started the first node. A node that joins later is started by exec.
-    Raises `HostError`.
+    `hosts` are those of all its nodes, this one last. `lead` is the message that started the first
+    node. A node that joins later is started by exec. Raises `HostError`.
     """
     template, membership = lead.join_template, lead.membership
     assert template is not None

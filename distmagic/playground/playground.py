@@ -36,11 +36,9 @@ _LOG_BYTES = 4000
 class Playground:
     """Running throw-away hosts; made by `start`.
 
-    A context manager: `with start(2) as playground: ...`.
-
-    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
-    A playground that is kept (`is_kept`) outlives this process; `server` is None if another process
-    has started it.
+    A context manager: `with start(2) as playground: ...`. `hosts` are named node1, node2 and so on
+    in `ssh_config`, the path of an OpenSSH configuration. A playground that is kept (`is_kept`)
+    outlives this process; `server` is None if another process has started it.
     """
 
     def __init__(
@@ -64,9 +62,8 @@ class Playground:
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
         """Change the state of a host: freeze, thaw, cut, heal, off, on.
 
-        Return (name, state, processes) of all hosts.
-
-        Raises `DistmagicError` if the server has ended, or does not answer.
+        Return (name, state, processes) of all hosts. Raises `DistmagicError` if the server has
+        ended, or does not answer.
         """
         answer = _asked(self._directory, [verb, name], _ORDER_S)
         if not answer:
@@ -110,10 +107,9 @@ def start(
 ) -> Playground:
     """Start `n` hosts and return when they answer.
 
-    Their files are in a new directory below `directory`.
-
-    With `keep` they outlive this process. Raises `UsageError` for less than one host,
-    `DistmagicError` if asyncssh is missing or the server does not start.
+    Their files are in a new directory below `directory`. With `keep` they outlive this process.
+    Raises `UsageError` for less than one host, `DistmagicError` if asyncssh is missing or the
+    server does not start.
     """
     if n < 1:
         raise UsageError(

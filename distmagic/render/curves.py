@@ -251,9 +251,8 @@ def figure(
     """Return the drawing of a curve; `caption` is HTML.
 
     `spark` is the curve as text, for pages that remove drawings; the style sheet hides it. If lines
-    have `names`, a pointer over the drawing shows their values.
-
-    Above `most_lines`, they are drawn as their mean, with a band.
+    have `names`, a pointer over the drawing shows their values. Above `most_lines`, they are drawn
+    as their mean, with a band.
     """
     frame = curve.frame
     paths: list[str] = []

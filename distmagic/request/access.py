@@ -28,11 +28,10 @@ WARM_IDLE_S = 900.0
 class Access:
     """How to reach hosts.
 
-    `pythons` maps a host's name to its interpreter; "" means all other hosts.
-
-    Each field except `preload` is an option with a help text; times are in seconds.
-    `connect_timeout_s` limits one connection, from name lookup to the end of authentication, not
-    counting the user's typing. Raises `UsageError`.
+    `pythons` maps a host's name to its interpreter; "" means all other hosts. Each field except
+    `preload` is an option with a help text; times are in seconds. `connect_timeout_s` limits one
+    connection, from name lookup to the end of authentication, not counting the user's typing.
+    Raises `UsageError`.
     """
 
     pythons: tuple[tuple[str, str], ...] = option(

@@ -402,9 +402,8 @@ class Program:
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
     """Return the flags before a program, and the program.
 
-    All words after its name are its arguments.
-
-    Raises `UsageError` if no program is named, or one that starts others, such as torchrun.
+    All words after its name are its arguments. Raises `UsageError` if no program is named, or one
+    that starts others, such as torchrun.
     """
     place = 0
     while place < len(words) and words[place].startswith("-"):

@@ -205,9 +205,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
     """Return a list of hosts, given as texts for `parse_host` or as `Host` objects.
 
-    Raises `UsageError`.
-
-    Rejects a set, which has no first host, and a dict, whose values would be lost.
+    Rejects a set, which has no first host, and a dict, whose values would be lost. Raises
+    `UsageError`.
     """
     if not isinstance(named, Sequence):
         raise UsageError(f"{named!r} is not a list of hosts.", _HOSTS_HINT)

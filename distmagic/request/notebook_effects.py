@@ -134,10 +134,8 @@ def local_effects(
 ) -> tuple[LocalEffect, ...]:
     """Return the effects of these statements on the notebook only, in order.
 
-    `given` are variables that ranks get anyway.
-
-    A seed only counts if no later statement uses it in the notebook: data that is drawn in the
-    notebook is sent to the ranks.
+    `given` are variables that ranks get anyway. A seed only counts if no later statement uses it in
+    the notebook: data that is drawn in the notebook is sent to the ranks.
     """
     found: list[LocalEffect] = []
     for index, statement in enumerate(statements):

@@ -81,10 +81,9 @@ def routes(
 ) -> Routes:
     """Return how blobs get to nodes.
 
-    `lacking` has SHA-256s by node; `joins` has for each node whether it may be in a chain.
-
-    A chain is for blobs of at least `spread_bytes` together that the same nodes lack. It starts at
-    a joining node that has the blobs, if there is one, and continues in the order of node ranks.
+    `lacking` has SHA-256s by node; `joins` has for each node whether it may be in a chain. A chain
+    is for blobs of at least `spread_bytes` together that the same nodes lack. It starts at a
+    joining node that has the blobs, if there is one, and continues in the order of node ranks.
     """
     groups: dict[tuple[int | None, tuple[int, ...]], list[Blob]] = {}
     straight: defaultdict[int, list[Blob]] = defaultdict(list)
@@ -112,11 +111,9 @@ def routes(
 class Delivery:
     """The delivery of one payload.
 
-    `run` blocks until every host has it; closing the links ends that.
-
-    Threads call `tell(node, bytes, total_bytes)` with how many of a node's missing bytes have
-    arrived: at the start, at the end, and 10 times a second. `note(node, text)` gets messages for
-    the user.
+    `run` blocks until every host has it; closing the links ends that. Threads call `tell(node,
+    bytes, total_bytes)` with how many of a node's missing bytes have arrived: at the start, at the
+    end, and 10 times a second. `note(node, text)` gets messages for the user.
     """
 
     def __init__(

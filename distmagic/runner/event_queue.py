@@ -38,9 +38,8 @@ class EventQueue:
     ) -> None:
         """Queue an event of a node, whose line had so many bytes.
 
-        Blocks while too much of this node is unread.
-
-        Never call it on the thread that calls `batch`: that would deadlock.
+        Blocks while too much of this node is unread. Never call it on the thread that calls
+        `batch`: that would deadlock.
         """
         counted = max(_LEAST_BYTES, size_bytes)
         with self._has_less:

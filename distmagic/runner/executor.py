@@ -44,9 +44,8 @@ COLLECT_S = 60.0
 class Executor:
     """The threads of one run.
 
-    After `close`, each ends with its current action, or with its connection.
-
-    `joiner` is for elastic jobs only.
+    After `close`, each ends with its current action, or with its connection. `joiner` is for
+    elastic jobs only.
     """
 
     def __init__(

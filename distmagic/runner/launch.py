@@ -79,11 +79,10 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
 ) -> Followed:  # fmt: skip
     """Run a job to its end; for a job to be detached, until it runs.
 
-    `work` is its working directory.
-
-    `owner` is the owner of the job. `followed` are the jobs that this kernel follows now, whose
-    processes are no orphans. A `companion` takes part in its loop. Raises a `HostError` before
-    anything is started; for an interrupt before all nodes have started, `Cancelled`.
+    `work` is its working directory. `owner` is the owner of the job. `followed` are the jobs that
+    this kernel follows now, whose processes are no orphans. A `companion` takes part in its loop.
+    Raises a `HostError` before anything is started; for an interrupt before all nodes have started,
+    `Cancelled`.
     """
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s

@@ -32,11 +32,9 @@ from distmagic.remote.wire.protocol import Blob, StartNode
 class NodeJoiner:
     """Adds hosts to one job.
 
-    `open_lead` opens a conversation with its first host, several at a time if needed.
-
-    `begun` and `payload` are set in the notebook that started the job; any other one gets them from
-    the first host. `is_text`: the job is known to contain no byte code, so any Python version will
-    do.
+    `open_lead` opens a conversation with its first host, several at a time if needed. `begun` and
+    `payload` are set in the notebook that started the job; any other one gets them from the first
+    host. `is_text`: the job is known to contain no byte code, so any Python version will do.
     """
 
     def __init__(

@@ -61,10 +61,8 @@ class NodeRow:
 class HostJoin:
     """A host that will become a node of an elastic job.
 
-    `own` are the nodes that it was, or should be, through this notebook.
-
-    `node_rank` is its number from the lead; `joined`: its agent runs already, but the lead's event
-    has not arrived yet.
+    `own` are the nodes that it was, or should be, through this notebook. `node_rank` is its number
+    from the lead; `joined`: its agent runs already, but the lead's event has not arrived yet.
     """
 
     own: set[int]

@@ -178,9 +178,7 @@ class RunLoop:
     ) -> None:
         """Return when all futures are done, or after `limit_s`.
 
-        Raises KeyboardInterrupt for an interrupt.
-
-        The caller looks at the futures' errors.
+        The caller looks at the futures' errors. Raises KeyboardInterrupt for an interrupt.
         """
         done: list[None] = []
         queue = self.queue
@@ -392,9 +390,8 @@ class RunLoop:
     def _abandon(self) -> None:
         """Stop everything at once, and show the last state.
 
-        Nothing in this function may hide the original error.
-
-        A detached job needs no notebook, and runs on.
+        Nothing in this function may hide the original error. A detached job needs no notebook, and
+        runs on.
         """
         if self.state.detached_by:
             return

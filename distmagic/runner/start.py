@@ -184,9 +184,8 @@ def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[st
 def cancelled(*, began: bool, unsure: Sequence[str]) -> Cancelled:
     """Return the error for an interrupt while a job starts.
 
-    `began`: a host was asked to start its node.
-
-    `unsure` are the hosts that did not confirm that all processes of the job have ended.
+    `began`: a host was asked to start its node. `unsure` are the hosts that did not confirm that
+    all processes of the job have ended.
     """
     if not began:
         return Cancelled(

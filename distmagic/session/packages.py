@@ -117,9 +117,8 @@ def of_requirements(path: Path, name: str | None = None) -> Packages:
 def of_lock(path: Path, name: str | None = None) -> Packages:
     """Return the packages of a uv.lock, a pylock.toml or a locked requirements file.
 
-    Raises `UsageError`.
-
-    uv exports a uv.lock: on this machine if uv is installed on it, else on the hosts.
+    uv exports a uv.lock: on this machine if uv is installed on it, else on the hosts. Raises
+    `UsageError`.
     """
     named = name or _name_of(path)
     if path.name == "uv.lock":

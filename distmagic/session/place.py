@@ -90,9 +90,7 @@ class Place:
     ) -> Left | BackgroundRun:
         """Run the payload from `pack`, and show the run; `variable` as for `Session.launch`.
 
-        Raises the errors of these and of `launch`.
-
-        An error before the launch releases the hosts.
+        An error before the launch releases the hosts. Raises the errors of these and of `launch`.
         """
         with self.given_up_after_error():
             screen = make_screen()
@@ -135,9 +133,8 @@ class Place:
     ) -> BackgroundRun:  # fmt: skip
         """Start a background run and return it at once.
 
-        `screen` shows the first state now: that makes the output of this cell.
-
-        `variable` and `companion` as for `Session.launch`.
+        `screen` shows the first state now: that makes the output of this cell. `variable` and
+        `companion` as for `Session.launch`.
         """
         job = new_job()
         terms = terms_of(
@@ -245,9 +242,8 @@ def with_files(
 def fetch(run: Run, patterns: Sequence[str]) -> None:
     """Copy files of rank 0 to the current directory.
 
-    A file that can't be fetched does not fail the run.
-
-    An interrupt ends the copying alone, and raises `Cancelled` with the run.
+    A file that can't be fetched does not fail the run. An interrupt ends the copying alone, and
+    raises `Cancelled` with the run.
     """
     for number, pattern in enumerate(patterns):
         try:

@@ -93,10 +93,8 @@ class Session:
     ) -> FirstLinks:  # fmt: skip
         """Start to connect to hosts, in the background; no host means this machine.
 
-        `spec` describes the coming run.
-
-        `spare` hosts are only named for now: they may join a job that is followed. Raises
-        `PayloadError` if this machine can't store the files to send.
+        `spec` describes the coming run. `spare` hosts are only named for now: they may join a job
+        that is followed. Raises `PayloadError` if this machine can't store the files to send.
         """
         hosts = hosts or (LOCALHOST,)
         opener = LinkOpener(
@@ -150,11 +148,10 @@ class Session:
     ) -> Left:  # fmt: skip
         """Follow a job from its first event to its end, as if this kernel had started it.
 
-        An interrupt ends the job; for a detached job it only ends the following.
-
-        `first_links` lead to the job's own hosts in the order of its nodes. Those that are down are
-        retried, as after a broken connection. `variable` and `companion` as for `launch`, and so
-        are the errors of the run.
+        An interrupt ends the job; for a detached job it only ends the following. `first_links` lead
+        to the job's own hosts in the order of its nodes. Those that are down are retried, as after
+        a broken connection. `variable` and `companion` as for `launch`, and so are the errors of
+        the run.
         """
         screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):

@@ -139,9 +139,8 @@ def after_step(
 ) -> Decided:  # fmt: skip
     """Return the decisions for a state.
 
-    Lost nodes are determined before it is decided whether to stop.
-
-    `new_id` makes the ID of a request.
+    Lost nodes are determined before it is decided whether to stop. `new_id` makes the ID of a
+    request.
     """
     losses = _losses(state)
     # The state after these nodes are lost.
@@ -325,9 +324,8 @@ def overdue(state: RunState) -> tuple[int, ...]:
     """Return the nodes whose hosts are down: out of reach for too long while other nodes are
     reachable.
 
-    Time in which this notebook reached no node at all does not count: its own network was down.
-
-    A node whose heartbeats reach the other hosts is not included. A node of a detached job is
+    Time in which this notebook reached no node at all does not count: its own network was down. A
+    node whose heartbeats reach the other hosts is not included. A node of a detached job is
     excluded too, even without heartbeats: such a job needs no notebook, and following it must never
     end it.
     """

@@ -334,10 +334,8 @@ class RunState:
     def essential(self) -> tuple[NodeState, ...]:
         """The nodes that decide how the run ends: all nodes, or some of an elastic run.
 
-        The lead is always one.
-
-        In an elastic run a lost node does not count. Neither does one that joined too late to have
-        a rank: its torchrun fails when the others have ended.
+        The lead is always one. In an elastic run a lost node does not count. Neither does one that
+        joined too late to have a rank: its torchrun fails when the others have ended.
         """
         if not self.is_elastic:
             return self.nodes

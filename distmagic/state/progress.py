@@ -19,12 +19,10 @@ _C10D_LINE = re.compile(
 def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
     """Whether no rank has advanced for `hang_timeout_s`.
 
-    False while a connection is broken: its ranks may advance unseen.
-
-    Also False while a rank waits for the user's input.
-
-    A rank advances when it starts, reports, moves a bar or ends. Printing counts only for a rank
-    that has never reported, except torch's warnings that it still waits for other ranks.
+    False while a connection is broken: its ranks may advance unseen. Also False while a rank waits
+    for the user's input. A rank advances when it starts, reports, moves a bar or ends. Printing
+    counts only for a rank that has never reported, except torch's warnings that it still waits for
+    other ranks.
     """
     lost = state.lost
     is_blind = any(node.broken and node.node_rank not in lost for node in state.nodes)

@@ -275,9 +275,8 @@ class CellRunner:
     ) -> CellState:
         """Return a cell's state after these events.
 
-        Raises `UsageError` if ranks run another kernel's in its place.
-
-        Ranks that do run it are interrupted then.
+        Ranks that do run it are interrupted then. Raises `UsageError` if ranks run another kernel's
+        in its place.
         """
         number = cell.run.cell
         if self._control.is_refused:

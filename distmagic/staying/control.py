@@ -21,9 +21,8 @@ _MOST_BETWEEN = 100  # events
 class Control:
     """The connection of one session.
 
-    Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything else.
-
-    `past` is what the session's events tell of its cells so far. `ends_idle_s` as for `Companion`.
+    Its loop's thread calls `hear` and `sends`; the thread of a cell calls everything else. `past`
+    is what the session's events tell of its cells so far. `ends_idle_s` as for `Companion`.
     """
 
     def __init__(self, ends_idle_s: float | None = None) -> None:

@@ -109,10 +109,8 @@ def _payload(plan: CellPlan, name: str, limit_bytes: int) -> Payload:
 class SessionScreen(Screen):
     """The screen of a session's own loop.
 
-    It shows nothing: only cells are shown. It stops a session that is idle too long.
-
-    Hosts stop one that `is_kept`, for its time without a cell alone. `on_notice` is called some
-    time before that.
+    It shows nothing: only cells are shown. It stops a session that is idle too long. Hosts stop one
+    that `is_kept`, for its time without a cell alone. `on_notice` is called some time before that.
     """
 
     def __init__(self, idle: IdleTime, *, can_type: bool, is_kept: bool) -> None:

@@ -77,10 +77,9 @@ def slots(
 ) -> tuple[Slot, ...]:
     """Return the places for runs with `ranks` ranks each.
 
-    `gpus` has the number of GPUs of each host.
-
-    A host's capacity is the number after its name (`gpu-a:4`), else its number of GPUs, else one
-    run. If `devices` are given, only these are used. Raises `UsageError`.
+    `gpus` has the number of GPUs of each host. A host's capacity is the number after its name
+    (`gpu-a:4`), else its number of GPUs, else one run. If `devices` are given, only these are used.
+    Raises `UsageError`.
     """
     found = []
     for host, count in zip(hosts, gpus, strict=True):
@@ -105,10 +104,9 @@ def slots(
 class Sweep:
     """The runs of a sweep, which continue in the background.
 
-    As a cell's value it is a table with one row for each run.
-
-    `runs` are the started runs by name, `failed` the errors of failed ones. `wait()` waits for all,
-    `stop()` ends them. `rerun()` queues the failed runs again, `rerun("NAME")` any finished run.
+    As a cell's value it is a table with one row for each run. `runs` are the started runs by name,
+    `failed` the errors of failed ones. `wait()` waits for all, `stop()` ends them. `rerun()` queues
+    the failed runs again, `rerun("NAME")` any finished run.
     """
 
     def __init__(

@@ -63,9 +63,8 @@ class Process(Protocol):
 class Transport(Protocol):
     """A way to start processes on a host.
 
-    A function `connect(...)` makes it, and returns once it is ready.
-
-    `warnings` are messages for the user about ignored parts of the configuration.
+    A function `connect(...)` makes it, and returns once it is ready. `warnings` are messages for
+    the user about ignored parts of the configuration.
     """
 
     warnings: tuple[str, ...]

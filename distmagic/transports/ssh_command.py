@@ -86,10 +86,8 @@ class CommandTransport(OpenProcesses):
     def open(self, seconds: float, by_hand: str) -> str:
         """Start the master; return "" once it is connected, else the client's error.
 
-        Raises OSError.
-
         Raises `PreflightError` if the log-in shell never runs its command; `by_hand` is ssh's
-        command.
+        command. Raises OSError.
         """
         options = _options(
             "ControlMaster=yes",

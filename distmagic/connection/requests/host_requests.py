@@ -76,9 +76,8 @@ def list_jobs(link: Link, job: str = "") -> tuple[protocol.JobListing, ...]:
 def remove_job(link: Link, job: str, owner: str = "") -> int:
     """Remove the files of a finished job on the host; return the bytes.
 
-    Raises `PreflightError` if it still runs.
-
     With an `owner`, the host removes nothing of a job that its records assign to another owner.
+    Raises `PreflightError` if it still runs.
     """
     request = protocol.RemoveJob(job=job, owner=owner)
     return link.query(request, protocol.Removed, WALK_S).size_bytes

@@ -122,10 +122,8 @@ def newest_logs(
     """Return the newest output of a rank on this node, at most `most_bytes` of each stream.
 
     stdout comes before stderr, or with `by_time` lines are in the order in which the host read
-    them.
-
-    A line of text replaces left-out lines: it names their size, and where the whole output is.
-    Nothing more is sent.
+    them. A line of text replaces left-out lines: it names their size, and where the whole output
+    is. Nothing more is sent.
     """
     notes = {}
     skipped = {}

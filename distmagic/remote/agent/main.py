@@ -38,9 +38,8 @@ def serve(
 ) -> None:
     """Run the agent of one node from start to end; its readers connect to `listener`.
 
-    Never returns.
-
-    While the descriptors `devices` are open, no other job gets the devices of this one.
+    Never returns. While the descriptors `devices` are open, no other job gets the devices of this
+    one.
     """
     # If this job was started from within a rank of another job.
     os.environ.pop("DISTMAGIC_WORKER", None)

@@ -47,9 +47,8 @@ class Lease:
 class CellWait:
     """How long ranks that stay have been without a cell.
 
-    After `limit_s` their job ends; None: their notebook ends it.
-
-    Before the first cell the time counts only without a notebook: the ranks may take long to start.
+    After `limit_s` their job ends; None: their notebook ends it. Before the first cell the time
+    counts only without a notebook: the ranks may take long to start.
     """
 
     _since: float

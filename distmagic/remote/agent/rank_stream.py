@@ -81,11 +81,9 @@ class RankStream:
     def event(self, now: float, *, last: bool = False) -> protocol.Output | None:
         """Return an event for the bytes since the previous one, None if there are none.
 
-        Call until it returns None.
-
-        If the disk was full, two events follow each other: first for the bytes in the log, then
-        with the text that the log lacks. An incomplete UTF-8 character or colour sequence waits for
-        its rest, unless `last`: the notebook removes incomplete ones.
+        Call until it returns None. If the disk was full, two events follow each other: first for
+        the bytes in the log, then with the text that the log lacks. An incomplete UTF-8 character
+        or colour sequence waits for its rest, unless `last`: the notebook removes incomplete ones.
         """
         return self.text.event(now, last=last)
 

@@ -35,10 +35,8 @@ _PACKETS_A_TURN = 256  # packets of one rank in one turn
 def pace_s(world_size: int) -> float:
     """Return the seconds between two progress events of a rank.
 
-    Reports in between are merged into one event.
-
-    So a notebook with more than 100 ranks reads 1,000 events per second, however many ranks there
-    are.
+    Reports in between are merged into one event. So a notebook with more than 100 ranks reads 1,000
+    events per second, however many ranks there are.
     """
     return max(_PROGRESS_S, _PROGRESS_S_A_RANK * world_size)
 

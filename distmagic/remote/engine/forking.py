@@ -86,10 +86,8 @@ def run(act: Callable[[], None]) -> None:
 def fork(act: Callable[[], None]) -> int:
     """Fork. Return the child's pid in the parent.
 
-    The child raises `BecomeChild`, so that `run` calls `act`.
-
-    The child has the default handling of every signal. Raises OSError if the system allows no more
-    processes.
+    The child raises `BecomeChild`, so that `run` calls `act`. The child has the default handling of
+    every signal. Raises OSError if the system allows no more processes.
     """
     # No signal may reach the child while it has the parent's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

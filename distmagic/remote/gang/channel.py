@@ -27,9 +27,8 @@ class Cause:
 class GangChannel:
     """The heartbeats of one agent, for the agent's whole life.
 
-    Raises OSError if no socket is available.
-
     The agent calls `poll` in every turn of its loop, and reads the state of peers from `gang`.
+    Raises OSError if no socket is available.
     """
 
     def __init__(
@@ -68,11 +67,10 @@ class GangChannel:
     ) -> Cause | None:
         """Receive and send datagrams.
 
-        Return why this node must stop, if a peer's end or loss demands it.
-
-        `own` is this node's state, without what this function adds: formations, phase, reason and
-        culprit. `cause` is why this node itself is stopping, None while it is not. `is_clear`: none
-        of its processes is left.
+        Return why this node must stop, if a peer's end or loss demands it. `own` is this node's
+        state, without what this function adds: formations, phase, reason and culprit. `cause` is
+        why this node itself is stopping, None while it is not. `is_clear`: none of its processes is
+        left.
         """
         for data, address in self._udp.receive():
             self.gang.receive(data, address, now)

@@ -14,10 +14,8 @@ from distmagic.remote.wire import protocol
 class ElasticMembers:
     """The host of every node that an elastic job ever had, by node rank.
 
-    A lost node keeps its number.
-
-    `is_alive` is `GangChannel.is_alive`: True, False, or None for a node without any heartbeat at
-    the lead.
+    A lost node keeps its number. `is_alive` is `GangChannel.is_alive`: True, False, or None for a
+    node without any heartbeat at the lead.
     """
 
     def __init__(
@@ -43,10 +41,9 @@ class ElasticMembers:
     ) -> protocol.NodeAdded:
         """Admit a host as one more node.
 
-        Raises ValueError, with a message for the user, if it can't be admitted.
-
         `has_returned_node`: all ranks of a node have returned. Then torchrun would restart the
-        ranks of the other nodes for the new host, and they would wait forever for that node.
+        ranks of the other nodes for the new host, and they would wait forever for that node. Raises
+        ValueError, with a message for the user, if it can't be admitted.
         """
         if not self._max_nodes:
             raise ValueError(

@@ -106,10 +106,8 @@ def track(
 ) -> Iterator[T]:
     """Yield the items of `iterable`, and show its progress as a bar of this rank.
 
-    Outside a run it shows no bar.
-
-    `desc` is the bar's name. `total` is the number of items, by default `len(iterable)` if
-    available. Calls may be nested.
+    Outside a run it shows no bar. `desc` is the bar's name. `total` is the number of items, by
+    default `len(iterable)` if available. Calls may be nested.
     """
     if _here.link is None:
         yield from iterable

@@ -17,12 +17,11 @@ from distmagic.remote.values.call import Script
 def run(script: Script, main: ModuleType, ours: Sequence[str], folder: str) -> None:
     """Run a script in `main`, which is `sys.modules["__main__"]`.
 
-    Raises the script's exceptions, and SystemExit.
-
     `ours` are the first entries of `sys.path`, which distmagic has added. The first of them is
     moved to the end, so that `import distmagic` works. On the notebook machine the others are the
     folders of local modules. Child processes import from them, too. `folder` is the working
-    directory with the script's files, "" if the script runs from its own place.
+    directory with the script's files, "" if the script runs from its own place. Raises the script's
+    exceptions, and SystemExit.
     """
     bundle = ours[0]
     sys.path[: len(ours)] = []

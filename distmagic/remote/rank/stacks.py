@@ -58,10 +58,9 @@ def answer(run_dir: Path) -> None:
 def is_ready(run_dir: Path, pid: int) -> bool:
     """Whether that process would write its stacks at the signal.
 
-    Otherwise the signal could kill it, or make it write to another file.
-
-    A process stops answering when it becomes another program (exec), or when its code closes all
-    descriptors. While it finishes an answer, it ignores the signal.
+    Otherwise the signal could kill it, or make it write to another file. A process stops answering
+    when it becomes another program (exec), or when its code closes all descriptors. While it
+    finishes an answer, it ignores the signal.
     """
     # The kernel's names have no symbolic links, such as /tmp itself may be.
     wanted = os.path.realpath(file_of(run_dir, pid))

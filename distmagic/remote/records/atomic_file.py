@@ -15,11 +15,9 @@ from typing import BinaryIO
 def atomic_write(path: Path, *, is_buffered: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file to write and to read, readable by its owner only.
 
-    It becomes `path` at the end of the block.
-
-    If the block raises, the file is removed and `path` is unchanged. Until then the file has its
-    own name, in the folder of `path`. Other processes, even on other hosts, may write the same path
-    at the same time. Raises OSError.
+    It becomes `path` at the end of the block. If the block raises, the file is removed and `path`
+    is unchanged. Until then the file has its own name, in the folder of `path`. Other processes,
+    even on other hosts, may write the same path at the same time. Raises OSError.
     """
     # Only the start of a name, which may be as long as a name can be. That of a blob, its SHA-256,
     # is read by expiry.py.

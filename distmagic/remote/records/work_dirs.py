@@ -112,9 +112,7 @@ def root() -> Path:
 def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepared:
     """Prepare the working directory of a job's node.
 
-    Record that the job uses it, and which owner started the job.
-
-    Raises OSError and ValueError.
+    Record that the job uses it, and which owner started the job. Raises OSError and ValueError.
     """
     places.make_private(root())
     notice = ""

@@ -69,9 +69,8 @@ def become_subreaper(*, yes: bool = True) -> None:
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends.
 
-    `parent` is the pid that the starter has passed.
-
-    A new process can't determine it safely: its starter may have ended by then.
+    `parent` is the pid that the starter has passed. A new process can't determine it safely: its
+    starter may have ended by then.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # A launcher, such as `sys.executable` may be, can be in between.

@@ -94,10 +94,9 @@ def install(
 ) -> None:
     """Start to record the process groups of this rank.
 
-    Call it while `os.environ` still has torchrun's variables.
-
-    `begins` is called once, before the first `init_process_group`, with torch's module
-    `distributed_c10d`. `ends` is called each time before groups are destroyed or aborted.
+    Call it while `os.environ` still has torchrun's variables. `begins` is called once, before the
+    first `init_process_group`, with torch's module `distributed_c10d`. `ends` is called each time
+    before groups are destroyed or aborted.
     """
     _notes.given = dict(os.environ)
     _notes.begins, _notes.ends = begins, ends
@@ -202,9 +201,8 @@ def break_all() -> None:
 def make_anew() -> None:
     """Make the default group again, with the arguments of the last `init_process_group`.
 
-    All other groups are gone.
-
-    All ranks call this at the same time, in one cell. Without an earlier group it does nothing.
+    All other groups are gone. All ranks call this at the same time, in one cell. Without an earlier
+    group it does nothing.
     """
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None or _notes.request is None:

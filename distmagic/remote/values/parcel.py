@@ -292,10 +292,9 @@ class _Sink:
 def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) -> Any:
     """Return the value in the parcel at `path`.
 
-    The file may be removed afterwards; it must not be changed.
-
-    `namespace` is the `__dict__` of the `__main__` for functions and classes. Raises `ParcelError`
-    for an incomplete or invalid parcel, and for a value that can't be rebuilt in this process.
+    The file may be removed afterwards; it must not be changed. `namespace` is the `__dict__` of the
+    `__main__` for functions and classes. Raises `ParcelError` for an incomplete or invalid parcel,
+    and for a value that can't be rebuilt in this process.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size:

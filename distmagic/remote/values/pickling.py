@@ -47,10 +47,8 @@ Refuse = Callable[[object], None]
 class Packer:
     """Pickles one value for a parcel, and holds its buffers until they are written.
 
-    With `source`, code is pickled as source.
-
-    `is_aside`: the value is only included for lookups by name, so objects that only a function's
-    globals refer to are left out.
+    With `source`, code is pickled as source. `is_aside`: the value is only included for lookups by
+    name, so objects that only a function's globals refer to are left out.
     """
 
     def __init__(
@@ -78,9 +76,8 @@ class Packer:
     ) -> None:
         """Pickle the value, followed by the table of all definitions of `__main__` that it uses.
 
-        Call only once.
-
-        With the notebook's `namespace`, also the values that a rank may look up by name.
+        Call only once. With the notebook's `namespace`, also the values that a rank may look up by
+        name.
         """
         try:
             self._pickler.dump(value)

@@ -200,10 +200,9 @@ LEFT = "left"  # used instead of a request ID
 class Stacks:
     """Where a rank was at the request `request_id`: its main thread first.
 
-    Without threads, `silence` is the reason.
-
-    `calls` are its collective calls, as far as torch has recorded them. With `LEFT` instead of a
-    request ID, the rank wrote this itself because such a call failed.
+    Without threads, `silence` is the reason. `calls` are its collective calls, as far as torch has
+    recorded them. With `LEFT` instead of a request ID, the rank wrote this itself because such a
+    call failed.
     """
 
     request_id: Word
@@ -261,7 +260,6 @@ class Final:
     """Nothing of the job runs on this node any more, except `survivors` (name, pid and state).
 
     It is the last event of a node, except for the lead, which may still report about other nodes.
-
     `reason`: "done", "stopped", "lease" (no notebook renewed it) or the text of an error.
     """
 

@@ -203,7 +203,6 @@ class Frame:
     """One frame of a thread.
 
     `file` is a cell's label, or a module's path without the part that differs between hosts.
-
     `mine`: it is code of the user: a cell, a script or a module. `text` is its source line, if
     known.
     """
@@ -357,11 +356,9 @@ class Gpu:
 class GpuHealth:
     """NVML's data about a GPU that matter before a run.
 
-    `holders` are processes that use its memory.
-
-    A GPU that MIG divides has no memory of its own: each part is isolated from the others.
-    `ecc_errors` are uncorrected errors since the driver was loaded. `slowed_by` is why it runs
-    slower than it could, "" for nothing.
+    `holders` are processes that use its memory. A GPU that MIG divides has no memory of its own:
+    each part is isolated from the others. `ecc_errors` are uncorrected errors since the driver was
+    loaded. `slowed_by` is why it runs slower than it could, "" for nothing.
     """
 
     model: Word

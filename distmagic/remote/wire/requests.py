@@ -38,10 +38,9 @@ class GetFreePort:
 class Examine:
     """Asks for the doctor's data about the host; `Examined` follows.
 
-    `packages` are those whose versions are wanted.
-
-    From then on the host listens on these ports (0 means any free one) for hosts that have the
-    `secret`. It uses its own address on the route to `peer`.
+    `packages` are those whose versions are wanted. From then on the host listens on these ports (0
+    means any free one) for hosts that have the `secret`. It uses its own address on the route to
+    `peer`.
     """
 
     packages: tuple[str, ...] = ()
@@ -64,9 +63,7 @@ class Knock:
 class ClaimDevices:
     """Reserves these devices of the host for a job; `DevicesClaimed` follows, or `Refused`.
 
-    Empty: release all.
-
-    The agent that this conversation starts next keeps them as long as it lives.
+    Empty: release all. The agent that this conversation starts next keeps them as long as it lives.
     """
 
     job: str
@@ -208,10 +205,9 @@ class DumpStacks:
 class RankInput:
     """Sends a rank of this node the line of input that it waits for.
 
-    No answer follows: `Resumed` shows that the rank read it.
-
-    A rank that does not wait at this `prompt` gets nothing. `is_end` sends the end of its standard
-    input instead. Only the text before the first newline is sent, at most 4 KiB.
+    No answer follows: `Resumed` shows that the rank read it. A rank that does not wait at this
+    `prompt` gets nothing. `is_end` sends the end of its standard input instead. Only the text
+    before the first newline is sent, at most 4 KiB.
     """
 
     rank: int
@@ -315,9 +311,8 @@ class RemoveJob:
 class PruneBlobs:
     """Counts the bytes of unused blobs, environments and setups; removes these if `removes`.
 
-    `Removed` follows.
-
-    With an `owner`, only environments that no other owner has requested, and no setups.
+    `Removed` follows. With an `owner`, only environments that no other owner has requested, and no
+    setups.
     """
 
     removes: bool = False

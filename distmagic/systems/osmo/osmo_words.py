@@ -180,10 +180,8 @@ def _short(text: str) -> str:
 class LogReader:
     """Reads lines, and calls `put` with a task's number, an event and its size.
 
-    Lines read before are skipped.
-
-    `finished` are the tasks whose last log line has come, `result` is rank 0's return value, which
-    the first task writes.
+    Lines read before are skipped. `finished` are the tasks whose last log line has come, `result`
+    is rank 0's return value, which the first task writes.
     """
 
     def __init__(self, tasks: tuple[str, ...], put: Put) -> None:

@@ -260,9 +260,8 @@ class Cluster:
     def end(self) -> None:
         """Shut the cluster down if this notebook launched it.
 
-        A cluster that the user named keeps running.
-
-        If `wait` is still launching it on another thread, that thread shuts it down.
+        A cluster that the user named keeps running. If `wait` is still launching it on another
+        thread, that thread shuts it down.
         """
         with self._ending:
             is_up = bool(self.hosts) and self.error is None

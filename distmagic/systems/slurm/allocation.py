@@ -113,9 +113,8 @@ class Allocation:
     def check(self, asker: Asker) -> bool:
         """Return whether the allocation is still usable.
 
-        If the pipe of its lease is broken, open a new one to find out.
-
-        Raises `Unreachable` or an error of the connection if that stays unknown.
+        If the pipe of its lease is broken, open a new one to find out. Raises `Unreachable` or an
+        error of the connection if that stays unknown.
         """
         if self.is_alive and self._lease.is_broken:
             try:

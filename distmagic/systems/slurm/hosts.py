@@ -22,10 +22,8 @@ _ShellKey = tuple[str, str | None, str | None]
 def asked(place: str, wanted: Wanted) -> SlurmRequest:
     """Return the request of a line: slurm, slurm:LOGIN, slurm:JOB or slurm:LOGIN:JOB, and flags.
 
-    Raises `UsageError`.
-
     A part with only digits is a job ID. The default is the job that runs this process, as for a
-    JupyterLab on a node.
+    JupyterLab on a node. Raises `UsageError`.
     """
     where = place.partition(":")[2]
     login, colon, job = where.rpartition(":")

@@ -66,9 +66,8 @@ def squeue(job: str) -> Argv:
 def rows(text: str) -> dict[str, JobState]:
     """Return squeue's rows by job.
 
-    Other lines, such as a cluster's name or a greeting, are ignored.
-
-    Raises ValueError for invalid node names.
+    Other lines, such as a cluster's name or a greeting, are ignored. Raises ValueError for invalid
+    node names.
     """
     found = {}
     for line in text.splitlines():

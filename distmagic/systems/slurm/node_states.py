@@ -21,9 +21,7 @@ def sinfo(nodes: Sequence[str]) -> tuple[str, ...]:
 def findings(text: str, nodes: Sequence[str], ask: str) -> tuple[Finding, ...]:
     """Return the nodes that Slurm takes out of use, with the administrator's reason.
 
-    Other lines are ignored.
-
-    `ask` is the start of a command on the log-in node.
+    Other lines are ignored. `ask` is the start of a command on the log-in node.
     """
     found = {}
     for line in text.splitlines():

@@ -72,11 +72,9 @@ class Shell:
     ) -> ShellAnswer:
         """Run a command to its end.
 
-        Raises `Unreachable` with the `cure` if it takes too long, and the errors of `connect` and
-        `start`.
-
         A command that takes too long is killed on the log-in node, with its children. Neither SSH
-        nor an end of file would end it.
+        nor an end of file would end it. Raises `Unreachable` with the `cure` if it takes too long,
+        and the errors of `connect` and `start`.
         """
         ending = ("timeout", "-k", "5", f"{timeout_s + _LATER_S:g}")
         command = (*ending, *srun_words.clean(argv))

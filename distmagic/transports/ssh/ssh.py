@@ -64,10 +64,8 @@ def connect(
 ) -> SshTransport:
     """Connect and log in.
 
-    Raises `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the
-    host.
-
-    With `pins` the host's first key is trusted, and stored in that file: see pins.py.
+    With `pins` the host's first key is trusted, and stored in that file: see pins.py. Raises
+    `Unreachable`, `HostKeyError`, `AuthenticationError` or `UsageError`, which name the host.
     """
     route = find_route(resolve(host, access.ssh_config), access.ssh_config)
     if pins is not None:
@@ -280,9 +278,7 @@ _changing_jumps = threading.Lock()
 class _JumpUse:
     """The use of a jump host's `session` by one connection, until `close`.
 
-    The first one makes it; others wait.
-
-    An error of `make` is raised in every waiting thread.
+    The first one makes it; others wait. An error of `make` is raised in every waiting thread.
     """
 
     def __init__(self, key: object, make: Callable[[], SshSession]) -> None:

@@ -60,10 +60,9 @@ class NoSource(pickle.PicklingError):
 class SourceForm:
     """Replaces code objects by source for Python `oldest` (major, minor) and later.
 
-    Use one object for each pickle.
-
-    `call` is the code object of a cell's last expression, and `expression` is its source. Other
-    code objects are found by name and line in the text of their cell; `call` is not in that text.
+    Use one object for each pickle. `call` is the code object of a cell's last expression, and
+    `expression` is its source. Other code objects are found by name and line in the text of their
+    cell; `call` is not in that text.
     """
 
     def __init__(

@@ -87,15 +87,12 @@ LIMITS: dict[str, Callable[..., Limit]] = {
 class FirstReply:
     """The first reply of a host, before distmagic's code runs on it; see
     `distmagic.remote.contact.boot`.
-
-    `python` is its Python version. `have`: the bundle is on the host. `error`: why the host can't
-    write a file.
     """
 
-    python: tuple[int, ...] = ()
+    python: tuple[int, ...] = ()  # its Python version
     home: Annotated[str, "line", 500] = ""
-    have: bool = False
-    error: Annotated[str, "lines", 500] = ""
+    have: bool = False  # whether the bundle is on the host
+    error: Annotated[str, "lines", 500] = ""  # why the host can't write a file
     executable: Annotated[str, "line", 500] | None = None
     system: Word = ""
 

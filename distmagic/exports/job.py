@@ -17,17 +17,14 @@ PROGRAM = "program"  # the folder with the program of the ranks
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of the exported folder, with its permissions.
-
-    `is_private`: only its owner may read it, because it may contain secrets.
-
-    `is_for_all`: it is copied into an image and readable for any user; it never contains a secret.
-    """
+    """A file of the exported folder, with its permissions."""
 
     path: str
     data: bytes = field(repr=False)
     mode: int = 0o644
+    # only its owner may read it, because it may contain secrets
     is_private: bool = False
+    # it is copied into an image and readable for any user; it never contains a secret
     is_for_all: bool = False
 
 

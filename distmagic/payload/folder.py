@@ -42,19 +42,16 @@ class LocalFile:
 
 @dataclass(kw_only=True)
 class Contents:
-    """Files, links (each with its target) and empty folders, by their path below a working
-    directory.
-
-    `left_out` are links that lead out of their folder. `ignored` are files excluded by a
-    .gitignore, without those in wholly excluded folders. `private` are files that may hold the
-    user's keys or passwords.
-    """
+    """Files, links and empty folders, by their path below a working directory."""
 
     files: dict[str, LocalFile] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)  # each with its target
     folders: list[str] = field(default_factory=list)
+    # links that lead out of their folder
     left_out: list[str] = field(default_factory=list)
+    # files excluded by a .gitignore, without those in wholly excluded folders
     ignored: list[str] = field(default_factory=list)
+    # files that may hold the user's keys or passwords
     private: list[str] = field(default_factory=list)
 
     def add(self, other: Contents, at: str = "") -> None:

@@ -59,9 +59,7 @@ class Plan:
     """The plan of a whole run.
 
     The nodes' agents send heartbeats through the rendezvous's port (UDP) of the first node's
-    address. Only an elastic job has a `join_template`, the start message of later nodes without the
-    payload's sizes. `chose_port`: the port is a free one that the user has not named. `work` is the
-    working directory on all hosts except the notebook machine.
+    address.
     """
 
     job: str
@@ -69,9 +67,10 @@ class Plan:
     terms: JobTerms
     node_lost_after_s: float
     rdzv: torchrun.Rendezvous
+    # the start message of later nodes, without the payload's sizes; only of an elastic job
     join_template: JoinTemplate | None
-    work: WorkDir
-    chose_port: bool
+    work: WorkDir  # the working directory on all hosts except the notebook machine
+    chose_port: bool  # the port is a free one that the user has not named
 
     @property
     def endpoint(self) -> str:

@@ -89,17 +89,15 @@ _IN_WORDS: dict[Kind, str] = {
 class LocalEffect:
     """An effect of a statement in the notebook, in words: `line 4 reads LOCAL_RANK of the notebook,
     not of a rank`.
-
-    `lines` are those of the whole statement, empty for a library's change. `name` is that of an
-    environment variable, or of the library, "" if none. `kept` is the import name of an object that
-    a module keeps: ranks get a copy of it.
     """
 
     kind: Kind
     lineno: int
+    # those of the whole statement, empty for a library's change
     lines: range = range(0)
     words: str
-    name: str = ""
+    name: str = ""  # of an environment variable, or of the library, "" if none
+    # import name of an object that a module keeps: ranks get a copy of it
     kept: str = ""
 
 

@@ -57,18 +57,15 @@ class System:
 
 @frozen
 class Wanted:
-    """Requirements for nodes from the flags of a line: None, or empty, if not given.
-
-    `options` are sbatch's, by their long names; `file` is that of `--sky`. `environ` is the
-    notebook's own.
-    """
+    """Requirements for nodes from the flags of a line: None, or empty, if not given."""
 
     nodes: int | None = None
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()  # sbatch's, by their long names
     setup: str | None = field(default=None, repr=False)  # may hold secrets
     idle_s: float | None = None
     gpus: str | None = None
-    file: str | None = None
+    file: str | None = None  # the file of `--sky`
+    # the notebook's own variables
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def given(self, *names: str) -> dict[str, Any]:

@@ -49,18 +49,14 @@ class Listen:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconnect:
-    """Connect once to the node's host, and follow the node after event number `after`.
-
-    `broken` is the previous link.
-
-    `meets`: another notebook starts the node, so it is followed if it exists.
-    """
+    """Connect once to the node's host, and follow the node."""
 
     node_rank: int
     host_index: int
+    # another notebook starts the node, so it is followed if it exists
     meets: bool = False
-    after: int = 0
-    broken: Link | None = None
+    after: int = 0  # number of the event after which it is followed
+    broken: Link | None = None  # the previous link
     can_ask: bool = True
 
 

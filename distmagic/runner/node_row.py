@@ -59,17 +59,14 @@ class NodeRow:
 
 @dataclass(kw_only=True)
 class HostJoin:
-    """A host that will become a node of an elastic job.
+    """A host that will become a node of an elastic job."""
 
-    `own` are the nodes that it was, or should be, through this notebook. `node_rank` is its number
-    from the lead; `joined`: its agent runs already, but the lead's event has not arrived yet.
-    """
-
-    own: set[int]
+    own: set[int]  # the nodes that it was, or should be, through this notebook
     attempts: Attempts
     broken: Link | None = None
     request_id: str = ""
-    node_rank: int | None = None
+    node_rank: int | None = None  # its number from the lead
+    # its agent runs already, but the lead's event has not arrived yet
     joined: Joined | None = None
 
 

@@ -50,15 +50,12 @@ _LEAST_LOG_BYTES = 64 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The result of stopping a job. On the hosts in `ended`, nothing of it is left.
+    """The result of stopping a job."""
 
-    `unknown` has, for the other hosts on which it ran, the reason why its end is unknown.
-    `was_interrupted`: the user interrupted the wait.
-    """
-
-    ended: tuple[str, ...]
+    ended: tuple[str, ...]  # hosts on which nothing of it is left
+    # for the other hosts on which it ran: why its end is unknown
     unknown: Mapping[str, DistmagicError]
-    was_interrupted: bool = False
+    was_interrupted: bool = False  # the user interrupted the wait
 
     def raise_unknown(self) -> None:
         """Raise the error of a host in `unknown`, or one error for all of them."""

@@ -30,16 +30,13 @@ _EXPORT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """The packages of an environment, and its name. `notes` are messages for the user.
-
-    `requirements` are lines for pip. Instead, `lock` may have the text of a lock file that only uv
-    can read, by file name.
-    """
+    """The packages of an environment, and its name."""
 
     name: str
-    requirements: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()  # lines for pip
+    # instead of these: the text of a lock file that only uv can read, by file name
     lock: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # messages for the user
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}", self.name):

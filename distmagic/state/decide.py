@@ -52,16 +52,14 @@ RESTART_S = 15.0
 
 @frozen
 class Limits:
-    """Time limits of a run: `timeout_s` since its start, and `hang_timeout_s` without progress of
-    any rank.
+    """Time limits of a run.
 
-    Neither counts while a rank waits for the user's input.
-
-    If no node is reached for `away_s`, a job that runs without this notebook is no longer followed.
+    Time in which a rank waits for the user's input does not count for the first two.
     """
 
-    timeout_s: float | None = None
-    hang_timeout_s: float | None = None
+    timeout_s: float | None = None  # since the start of the run
+    hang_timeout_s: float | None = None  # without progress of any rank
+    # without any reachable node: a job that runs without this notebook is no longer followed
     away_s: float | None = None
 
 

@@ -40,18 +40,15 @@ class Warned(Launched):
 
 @frozen
 class Planned(Launched):
-    """The plan for all nodes: their addresses, and the terms of their job (None: those from the
-    start of the run).
-
-    `present` has the positions of the nodes in the list of hosts; None means all hosts.
-    `world_size` is 0 if nodes may come and go. `chose_port`: the plan chose a free port for the
-    rendezvous, because the user named none.
-    """
+    """The plan for all nodes."""
 
     addresses: tuple[str, ...]
+    # the terms of their job; None: those from the start of the run
     terms: JobTerms | None = None
+    # positions of the nodes in the list of hosts; None means all hosts
     present: tuple[int, ...] | None = None
-    world_size: int = 0
+    world_size: int = 0  # 0 if nodes may come and go
+    # the plan chose a free port for the rendezvous, because the user named none
     chose_port: bool = False
 
 
@@ -151,12 +148,9 @@ class StacksWanted(Launched):
 
 @frozen
 class Event:
-    """One event: `what` happened on node `node_rank`.
-
-    `at_s` is when the notebook received it, in seconds since the start of the run. `what` None:
-    only time has passed.
-    """
+    """One event on node `node_rank`."""
 
     node_rank: int
-    at_s: float
+    at_s: float  # when the notebook received it, in seconds since the start of the run
+    # what happened; None: only time has passed
     what: protocol.Message | Launched | None

@@ -53,15 +53,11 @@ class StackGroup:
 
 @frozen
 class Explanation:
-    """Where all ranks are, the unusual groups first.
+    """Where all ranks are."""
 
-    `unanswered` are the hosts that did not answer.
-
-    `parting` is the collective call at which ranks diverge, if their recorded calls show one.
-    """
-
-    groups: tuple[StackGroup, ...]
-    unanswered: tuple[str, ...] = ()
+    groups: tuple[StackGroup, ...]  # the unusual groups come first
+    unanswered: tuple[str, ...] = ()  # the hosts that did not answer
+    # the collective call at which ranks diverge, if their recorded calls show one
     parting: Parting | None = None
 
     @property

@@ -202,15 +202,12 @@ class ShownPicture:
 
 @frozen
 class StackDump:
-    """The answers to one request for stacks, by rank. The first answer came at `at_s`.
+    """The answers to one request for stacks."""
 
-    `request_id` is the ID of the request. `nodes` are those that have answered for all their ranks.
-    """
-
-    request_id: str
-    at_s: float
-    stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)
-    nodes: tuple[int, ...] = ()
+    request_id: str  # ID of the request
+    at_s: float  # when the first answer came
+    stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)  # by rank
+    nodes: tuple[int, ...] = ()  # those that have answered for all their ranks
 
 
 @frozen

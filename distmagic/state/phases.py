@@ -49,16 +49,14 @@ GangState = Literal["", "joined", "silent", "lost"]
 
 @frozen
 class StopMeaning:
-    """What follows from one reason of a stop.
+    """What follows from one reason of a stop."""
 
-    `is_wish`: this notebook decided to stop the run: for the user, at a time limit, or because the
-    nodes don't meet; no node failed. `is_explained`: the rest of the state has the cause, a failed
-    rank or a lost node. `in_row`: the text in the row of a host without ranks.
-    """
-
+    # this notebook decided to stop the run: for the user, at a time limit, or because the nodes
+    # don't meet; no node failed
     is_wish: bool = False
+    # the rest of the state has the cause, a failed rank or a lost node
     is_explained: bool = False
-    in_row: str = "stopped"
+    in_row: str = "stopped"  # the text in the row of a host without ranks
 
 
 STOP_MEANINGS: dict[str, StopMeaning] = {

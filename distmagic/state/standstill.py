@@ -168,14 +168,11 @@ def _can_tell(state: RunState, worker: WorkerState) -> bool:
 
 @frozen
 class Inquiry:
-    """A request to all ranks for their stacks, before a stop for `reason`; "" if none was sent.
+    """A request to all ranks for their stacks, before a stop."""
 
-    `request_id` is the ID in the answers; the stop waits for them until `until_s`.
-    """
-
-    reason: StopReason | Literal[""] = ""
-    request_id: str = ""
-    until_s: float = 0.0
+    reason: StopReason | Literal[""] = ""  # of the stop; "" if no request was sent
+    request_id: str = ""  # the ID in the answers
+    until_s: float = 0.0  # the stop waits for the answers until then
 
 
 def hang_inquiry(

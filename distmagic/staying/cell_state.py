@@ -35,7 +35,7 @@ class CellState:
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()  # the interrupted ranks
     stage: Stage = ""  # the stage of the user's interrupt
-    until_s: float = 0.0  # how long this stage may last
+    until_s: float = 0.0  # this stage lasts at most until then
     # steps of ranks
     counts: Mapping[int, protocol.StepCount] = field(default_factory=dict)
     # the step at which ranks were asked to stop

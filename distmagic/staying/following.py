@@ -43,15 +43,13 @@ _ASSIGNS = ("STORE_NAME", _BY_GLOBAL)
 
 @frozen
 class CellParcel:
-    """A packed cell. `digests` has the names of the notebook that ranks have when it has begun;
-    `notice` lists those that are sent.
-
-    `modules` are the names of the modules that the cell and these values import.
-    """
+    """A packed cell."""
 
     parcel: LocalBlob
+    # of the names of the notebook that ranks have when the cell has begun
     digests: Mapping[str, str]
-    notice: str
+    notice: str  # lists the names that are sent
+    # names of the modules that the cell and these values import
     modules: frozenset[str]
 
 
@@ -103,17 +101,13 @@ def prepared(
 
 @frozen
 class _Needed:
-    """The values of the notebook for one cell: the digest of each, and those to be `sent`, with
-    their code.
+    """The values of the notebook for one cell."""
 
-    `outdated` have changed and can't be sent. `modules` are those that the values import.
-    """
-
-    digests: dict[str, str]
-    sent: dict[str, object]
-    outdated: list[str]
-    codes: list[types.CodeType]
-    modules: frozenset[str]
+    digests: dict[str, str]  # the digest of each value
+    sent: dict[str, object]  # values to be sent
+    outdated: list[str]  # values that have changed and can't be sent
+    codes: list[types.CodeType]  # code of the values to be sent
+    modules: frozenset[str]  # modules that the values import
 
 
 def _needed(

@@ -31,15 +31,11 @@ _ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 
 
 class BroughtFile(NamedTuple):
-    """The record of a file that was sent.
+    """The record of a file that was sent."""
 
-    `source` is [pack, offset, size, is executable], `digest` is of its content, and `look` changes
-    when the file is written.
-    """
-
-    source: list[Any]
-    digest: str
-    look: list[int]
+    source: list[Any]  # [pack, offset, size, is executable]
+    digest: str  # of its content
+    look: list[int]  # changes when the file is written
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,19 +50,17 @@ class Endpoint:
 
 @message
 class Worker:
-    """A rank's process has started and is about to load the function.
-
-    `round` counts earlier rounds of the rendezvous, if there may be several: the ranks of a later
-    round replace all earlier ones, on any node. `local_world_size`: the number of ranks on its
-    node; 0 if unknown, as from an agent of an earlier version.
-    """
+    """A rank's process has started and is about to load the function."""
 
     rank: int
     local_rank: int
     world_size: int
     restart: int
     pid: int
+    # number of earlier rounds of the rendezvous, if there may be several: the ranks of a later
+    # round replace all earlier ones, on any node
     round: int = 0
+    # number of ranks on its node; 0 if unknown, as from an agent of an earlier version
     local_world_size: int = 0
 
 
@@ -96,21 +94,16 @@ class Picture:
 
 @message
 class Output:
-    """Text that a rank (or torchrun: rank -1) wrote.
-
-    `offset` is its position in bytes in the log on the host.
-
-    The `skipped_bytes` before it are in the log but are not sent, because nobody can read that
-    fast. The journal has `size_bytes` instead of the text, which is already in the log. If a full
-    disk kept the text out of the log, the journal has the text.
-    """
+    """Text that a rank (or torchrun: rank -1) wrote."""
 
     rank: int
     stream: Word
-    offset: int
+    offset: int  # position in bytes in the log on the host
+    # the journal only has it if a full disk kept it out of the log
     text: Annotated[str, "log", 1 << 18] = ""
+    # bytes before the text that are in the log but are not sent, because nobody can read that fast
     skipped_bytes: int = 0
-    size_bytes: int = 0
+    size_bytes: int = 0  # what the journal has instead of a text that is in the log
 
 
 @message

@@ -200,18 +200,14 @@ class JoinTemplate:
 
 @frozen
 class Frame:
-    """One frame of a thread.
+    """One frame of a thread."""
 
-    `file` is a cell's label, or a module's path without the part that differs between hosts.
-    `mine`: it is code of the user: a cell, a script or a module. `text` is its source line, if
-    known.
-    """
-
+    # a cell's label, or a module's path without the part that differs between hosts
     file: Word
     line: int
     function: Word
-    mine: bool = False
-    text: Word = ""
+    mine: bool = False  # it is code of the user: a cell, a script or a module
+    text: Word = ""  # its source line, if known
 
 
 @frozen
@@ -302,17 +298,14 @@ class JobListing:
 class KeptWorkDir:
     """A working directory on a host, or, with its whole path, a file or folder copied by
     `PlaceFiles`.
-
-    `age_s`: how long it was unused. `is_used`: a running job uses it. `owners` are the owners of
-    the jobs that have used it.
     """
 
     name: Name
     origin: Name
     size_bytes: int
-    age_s: Amount
-    is_used: bool
-    owners: tuple[Name, ...] = ()
+    age_s: Amount  # how long it was unused
+    is_used: bool  # a running job uses it
+    owners: tuple[Name, ...] = ()  # the owners of the jobs that have used it
 
 
 @frozen
@@ -356,17 +349,15 @@ class Gpu:
 class GpuHealth:
     """NVML's data about a GPU that matter before a run.
 
-    `holders` are processes that use its memory. A GPU that MIG divides has no memory of its own:
-    each part is isolated from the others. `ecc_errors` are uncorrected errors since the driver was
-    loaded. `slowed_by` is why it runs slower than it could, "" for nothing.
+    A GPU that MIG divides has no memory of its own: each part is isolated from the others.
     """
 
     model: Word
     used_bytes: int = 0
     total_bytes: int = 0
-    holders: tuple[Word, ...] = ()
-    ecc_errors: int = 0
-    slowed_by: Word = ""
+    holders: tuple[Word, ...] = ()  # processes that use its memory
+    ecc_errors: int = 0  # uncorrected errors since the driver was loaded
+    slowed_by: Word = ""  # why it runs slower than it could, "" for nothing
 
 
 @frozen

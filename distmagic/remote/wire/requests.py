@@ -38,14 +38,12 @@ class GetFreePort:
 class Examine:
     """Asks for the doctor's data about the host; `Examined` follows.
 
-    `packages` are those whose versions are wanted. From then on the host listens on these ports (0
-    means any free one) for hosts that have the `secret`. It uses its own address on the route to
-    `peer`.
+    From then on the host listens on some ports for hosts that have the `secret`.
     """
 
-    packages: tuple[str, ...] = ()
-    peer: str = ""
-    ports: tuple[int, ...] = ()
+    packages: tuple[str, ...] = ()  # packages whose versions are wanted
+    peer: str = ""  # the host listens at its own address on the route to this one
+    ports: tuple[int, ...] = ()  # the ports to listen on; 0 means any free one
     secret: str = field(default="", repr=False)
 
 
@@ -332,17 +330,16 @@ class ListFiles:
 
 @request
 class ReadFile:
-    """Asks for a file below a folder; `path` is percent-encoded.
+    """Asks for a file below a folder.
 
-    The notebook has its first `size_bytes`, with this `sha256`: if they are unchanged, only the
-    rest is sent. `FileBegins`, any number of `Data` with their bytes, and `FileEnds` follow, or
-    `Refused`.
+    If its first bytes are unchanged, only the rest is sent. `FileBegins`, any number of `Data` with
+    their bytes, and `FileEnds` follow, or `Refused`.
     """
 
     folder: Folder
-    path: str
-    size_bytes: int = 0
-    sha256: str = ""
+    path: str  # percent-encoded
+    size_bytes: int = 0  # the number of first bytes that the notebook has
+    sha256: str = ""  # digest of these bytes
 
 
 @request
@@ -395,15 +392,16 @@ class RemoveWorkDir:
 class SyncEnvironment:
     """Asks for a virtual environment with these packages, under this name.
 
-    `requirements` are lines for pip; instead, `lock` may have the text of a lock file, by file
-    name. `owner` requests it. Any number of `EnvironmentProgress` follow, at least one per second,
-    and then `EnvironmentReady` or `Refused`.
+    Any number of `EnvironmentProgress` follow, at least one per second, and then `EnvironmentReady`
+    or `Refused`.
     """
 
     name: str
-    requirements: tuple[str, ...] = field(default=(), repr=False)  # may hold secrets
+    # lines for pip; they may hold secrets
+    requirements: tuple[str, ...] = field(default=(), repr=False)
+    # instead of these: the text of a lock file, by file name
     lock: dict[str, str] = field(default_factory=dict, repr=False)
-    owner: str = ""
+    owner: str = ""  # the owner who requests it
 
 
 @request

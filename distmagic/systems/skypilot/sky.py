@@ -49,16 +49,11 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class SkyAnswer:
-    """The result of a command.
+    """The result of a command."""
 
-    `code` is its exit code, and `said` are the last lines of its output, without `out`.
-
-    `out` is the stdout of `sky status`, "" for other commands.
-    """
-
-    code: int
-    out: str
-    said: str
+    code: int  # its exit code
+    out: str  # stdout of `sky status`, "" for other commands
+    said: str  # the last lines of its output, without `out`
 
 
 class SkyCommand:

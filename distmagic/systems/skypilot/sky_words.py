@@ -27,17 +27,12 @@ GET_IT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """The state of a cluster in SkyPilot.
-
-    `status` is UP, INIT, STOPPED or similar; `launch` identifies the launch.
-
-    `stops`: SkyPilot stops it when its job queue was empty for some time.
-    """
+    """The state of a cluster in SkyPilot."""
 
     name: str
-    status: str
-    launch: str
-    stops: bool = False
+    status: str  # UP, INIT, STOPPED or similar
+    launch: str  # identifies the launch
+    stops: bool = False  # SkyPilot stops it when its job queue was empty for some time
 
 
 def states(out: str) -> tuple[ClusterState, ...]:

@@ -65,9 +65,9 @@ def metrics_of(state: RunState) -> Metrics:
 
 @frozen
 class Plot:
-    """Curves of some metrics of a run. `state` contains only these."""
+    """Curves of some metrics of a run."""
 
-    state: RunState
+    state: RunState  # without the run's other metrics
 
     def __repr__(self) -> str:
         lines = []

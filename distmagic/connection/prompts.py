@@ -79,7 +79,8 @@ class NotebookAsker:
     def serve(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for a question, and ask the user.
 
-        Call it on the main thread only. Also raises KeyboardInterrupt for `interrupt`.
+        Call it on the main thread only. Raises KeyboardInterrupt if another thread has called
+        `interrupt`.
         """
         try:
             question = self._questions.get(timeout=timeout_s)

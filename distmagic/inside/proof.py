@@ -44,9 +44,9 @@ class SharedSecret:
         return mutual_tls.Handshakes(listener, tls, self._secret)
 
     def wrap(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Authenticate this node and node 0 to each other.
+        """Authenticate this node and node 0 to each other; return the encrypted connection.
 
-        Raises OSError: `WrongSecret` for the node 0 of another job.
+        Raises OSError; `WrongSecret` if the other end is node 0 of another job.
         """
         context = mutual_tls.context(self._secret, is_server=False)
         tls = context.wrap_socket(plain, do_handshake_on_connect=False)

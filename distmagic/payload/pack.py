@@ -190,8 +190,9 @@ def pack_whole(
     text: str, *, filename: str, labels: Mapping[str, str], limit_bytes: int, argv: tuple[str, ...] = (),
     title: str = "",
 ) -> Payload:  # fmt: skip
-    """Pack a cell's text to run as `__main__` on every rank, with `argv` unless empty; else like
-    `pack_call`.
+    """Pack the text of a cell that runs as a whole on every rank, in `__main__`.
+
+    With `argv` it runs as a script with these arguments. All else is like `pack_call`.
     """
     if len(text) > limit_bytes:
         raise PayloadError(

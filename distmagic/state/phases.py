@@ -81,7 +81,7 @@ STOP_MEANINGS: dict[str, StopMeaning] = {
 
 
 def meaning_of(reason: str) -> StopMeaning:
-    """Return the meaning of a reason; an agent that crashes gives its own text."""
+    """Return the meaning of a reason; any other text is an agent's own, such as that of a crash."""
     if reason in ("", "done"):
         return StopMeaning(is_explained=True, in_row="")
     return STOP_MEANINGS.get(reason, StopMeaning(in_row=reason))

@@ -172,8 +172,9 @@ def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
 def packages(
     modules: Iterable[str], codes: Iterable[types.CodeType] | None = None
 ) -> set[str]:
-    """Return the packages of these modules; with the code of a call also those that it imports, and
-    Python's own.
+    """Return the top-level packages of these modules.
+
+    With `codes`, which are those of a call, also the names in them, and Python's own modules.
     """
     names = set(modules)
     if codes is not None:

@@ -166,9 +166,9 @@ def failed(what: str, answer: SkyAnswer) -> DistmagicError:
 
 
 def launch_words(request: SkyRequest, cluster: str) -> Argv:
-    """Return the arguments that launch a cluster.
+    """Return the arguments that launch a cluster and run the user's task on it.
 
-    Without a task's `run` it only sets up the hosts.
+    A task without `run` only sets up the hosts.
     """
     words = ["launch", "--yes", "--detach-run", "--cluster", cluster]
     if request.nodes:

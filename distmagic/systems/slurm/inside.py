@@ -66,7 +66,10 @@ def place(environ: Environ) -> JobNode | None:
 
 
 def _check_alone(found: Variables, job: str) -> None:
-    """Raise for a batch script or a shell of salloc, unless the job has only one node."""
+    """Raise `UsageError` in a batch script, or a shell of salloc, of a job with several nodes.
+
+    Such a process has only one of them.
+    """
     for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
         if found.get(name) and found.number(name) > 1:
             break

@@ -88,8 +88,9 @@ class Link:
 
     @contextmanager
     def bounded(self, timeout_s: float, what: str = "gave no answer") -> Iterator[None]:
-        """Close the link if the block takes longer than `timeout_s`, and raise `Unreachable` with
-        the reason `what`.
+        """Close the link if the block takes longer than `timeout_s`.
+
+        The block then ends with `Unreachable`, for the reason `what`.
         """
         with TimeLimit(timeout_s, self.close) as limit:
             try:

@@ -12,7 +12,7 @@ _MOST_LINES = 8
 
 
 def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Find them by the reports of each host's NCCL; all hosts of a job report the same."""
+    """Find missed processes in the reports of NCCL; all hosts of a job report the same."""
     hosts = {one.examined.route.address: one for one in subjects}
     known = set()
     for one in subjects:

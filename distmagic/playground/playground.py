@@ -86,7 +86,7 @@ class Playground:
         _end(self._server, self._directory)
 
     def close(self) -> None:
-        """Stop it, unless it is kept."""
+        """Stop the playground, unless it is kept."""
         if not self.is_kept:
             self.stop()
 

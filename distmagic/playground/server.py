@@ -328,9 +328,9 @@ async def _obey(
     hosts: dict[str, PlayedHost], turn: asyncio.Lock, over: asyncio.Event,
     orders: asyncio.StreamReader, answers: asyncio.StreamWriter,
 ) -> None:  # fmt: skip
-    """Carry out a line, and answer with [name, state, number of processes] of all hosts.
+    """Carry out an order, and answer with [name, state, number of processes] of all hosts.
 
-    An end has no answer.
+    The order to stop gets no answer.
     """
     line = await orders.readline()
     verb, name = json.loads(line or '["", ""]')

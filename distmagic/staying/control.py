@@ -29,7 +29,7 @@ class Control:
         self.ends_idle_s = ends_idle_s
         self.past = Past()
         self.kernel = secrets.token_hex(4)
-        # Whether ranks run another kernel's cell in place of this kernel's last one.
+        # Whether ranks run another kernel's cell instead of this kernel's last one.
         self.is_refused = False
         self._last = 0  # the number of the last cell of this kernel, or before it
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ def _is_seen_in(cell: protocol.RunCell, event: Event) -> bool:
 
 
 def _refuses(cell: protocol.RunCell, what: object) -> bool:
-    """Whether a rank reports that it runs another kernel's cell in place of this one."""
+    """Whether a rank reports that it runs another kernel's cell instead of this one."""
     if not isinstance(what, protocol.CellBegan) or what.cell != cell.cell:
         return False
     # Ranks of an older version report no kernel.

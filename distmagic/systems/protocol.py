@@ -32,13 +32,13 @@ class Held(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is usable, as far as known."""
+        """Whether the hosts are usable, as far as known."""
 
     def fits(self, request: Asked) -> bool:
-        """Whether it satisfies a cell's request, which may be for another system."""
+        """Whether the hosts satisfy a cell's request, which may be for another system."""
 
     def check(self, asker: Asker) -> bool:
-        """Return whether the next run can use it."""
+        """Return whether the next run can use the hosts."""
 
     def wait(self, asker: NotebookAsker, tell: Callable[[str], object]) -> Hosts:
         """Wait for the hosts and return them; `tell` gets the reason for the wait.

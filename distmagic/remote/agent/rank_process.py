@@ -150,7 +150,7 @@ class RankProcess:
 
     @property
     def is_at_cell(self) -> bool:
-        """Whether it has not ended its last cell."""
+        """Whether the rank runs a cell: it has not ended its last one."""
         return self._cell > self._ended_cell
 
     def hand_on(self, request: protocol.Message) -> None:

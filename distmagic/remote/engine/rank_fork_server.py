@@ -115,7 +115,7 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

@@ -77,9 +77,9 @@ class Environment:
         return self.path / "bin" / "python"
 
     def is_ready(self) -> bool:
-        """Whether it is complete.
+        """Whether the environment is complete.
 
-        Raises OSError if that is unknown: a temporarily unreadable one may be in use.
+        Raises OSError if that is unknown: one that can't be read for a while may be in use.
         """
         try:
             return bool((self.path / "ready").read_bytes())
@@ -92,7 +92,7 @@ class Environment:
         return self.path / "tmp"
 
     def finish(self) -> None:
-        """Mark it as complete. Raises OSError."""
+        """Mark the environment as complete. Raises OSError."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         about = {"size_bytes": places.size_below(self.path)}
         with atomic_write(self.path / "ready") as file:
@@ -107,11 +107,11 @@ class Environment:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Yield whether it is locked for this process: then no other process of this host can make
-        it within the block. Raises OSError.
+        """Yield whether this process has locked the environment: then no other process of this
+        host makes it within the block.
 
-        Neither can a process of another host, unless each host has its own locks, or the home has
-        none.
+        Nor does a process of another host, unless each host has its own locks, or the home has
+        none. Raises OSError.
         """
         with open(self._lock, "wb") as file:
             try:

@@ -317,7 +317,7 @@ class _Directory:
             claim.unlink(missing_ok=True)
 
     def used_s(self) -> float:
-        """Return when it was last used. Raises OSError."""
+        """Return when the directory was last used. Raises OSError."""
         there = self.about if places.file_type(self.about) else self.path
         return there.stat().st_mtime
 

@@ -122,11 +122,10 @@ def load(
 
 
 def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
-    """Run it in `main` and return its value: of the call, or of the cell's last expression (else
-    None).
+    """Run a call or a cell in `main`, and return its value.
 
-    A coroutine is awaited; a whole cell may use `await` at its top level. Raises the user's
-    exceptions.
+    The value of a cell is that of its last expression, or None. A coroutine is awaited; a whole
+    cell may use `await` at its top level. Raises the user's exceptions.
     """
     if isinstance(what, Call):
         return _finished(what.thunk())

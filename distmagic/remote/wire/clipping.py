@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 
-# A line in place of the middle of a text.
+# A line instead of the middle of a text.
 LEFT_OUT = re.compile(r"^\.\.\. [\d,]+ characters left out \.\.\.$", re.MULTILINE)
 
 

@@ -53,7 +53,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it no longer has its nodes."""
+        """Whether the job no longer has its nodes."""
         return not self.is_pending and self.state not in _RUNNING
 
 

@@ -30,7 +30,7 @@ class Closable(Protocol):
     """What a connection holds, and must close at its end: a socket, a stream, or a client."""
 
     def close(self) -> None:
-        """Close it; a blocked call of another thread returns."""
+        """Close the object; a blocked call of another thread returns."""
 
 
 class ProxyStream:
@@ -103,7 +103,7 @@ class ProxyProcess:
         return (self._tail.text().strip().splitlines() or [""])[-1]
 
     def close(self) -> None:
-        """End it and its children."""
+        """End the program and its children."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)

@@ -158,8 +158,9 @@ def hashed(names: Mapping[str, object]) -> list[Any]:
 
 
 def hash_again(names: Mapping[str, object], before: Sequence[object]) -> None:
-    """Build these dicts and sets again, but for those of `before`: they may be older than the
-    `__hash__` of their keys.
+    """Build dicts and sets below these names again, except those in `before`.
+
+    They may have been built before the `__hash__` of their keys was known.
     """
     kept = {id(one) for one in before}
     for found in hashed(names):

@@ -46,8 +46,8 @@ def is_edited(path: Path, began_up_s: float) -> bool:
     if seen is not None:
         look, since_up_s = seen
         return look != _look(status) or since_up_s > began_up_s
-    # The start by the clock that dates files there: it may be a file server's, or have been set
-    # meanwhile.
+    # The start by the clock that dates files in that folder: it may be a file server's, or have
+    # been set meanwhile.
     began_s = places.now_at(path.parent) - (up_s() - began_up_s)
     return status.st_ctime > began_s
 

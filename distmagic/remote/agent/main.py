@@ -62,7 +62,7 @@ def serve(
         agent.run()
     except Exception:
         # The job ends with its agent. The run_dir is removed last: while it exists, the next
-        # contact to this host knows that a job died here, and ends the rest. End all processes of
+        # contact to this host sees that a job died on it, and ends the rest. End all processes of
         # the job, including detached ones.
         termination = Termination()
         termination.begin(time.monotonic(), 0.0)

@@ -44,7 +44,7 @@ def tidy() -> None:
     if not home.is_dir():
         return
     now = places.now_at(home)
-    # If the first is missing, a user was here when the latest job started.
+    # Without the first file: a user last used this host when the latest job started.
     was_here_s = places.changed_s(home / _HERE) or places.changed_s(home / "jobs")
     came_back_s = places.changed_s(home / _CAME_BACK)
     if 0 <= now - was_here_s < _TIDY_S:

@@ -340,7 +340,7 @@ class Allocation:
         self._is_over.set()
         was_told = self._lease.give_up(word)
         asker = NotebookAsker(can_ask=False)
-        # A job may run there: the lease ends it.
+        # A job may run on its nodes: the lease ends it.
         is_wanted = was_told or (word == LEAVE and self.hosts)
         if not (is_wanted or self.error or self.request.job):
             commands.cancel(self._shell, self.job, asker)

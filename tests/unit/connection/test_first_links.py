@@ -98,9 +98,9 @@ def test_a_host_that_is_missed(error, enough):
     assert [link.is_closed for link in hosts.links] == [True, True]
 
 
-def test_too_many_are_down():
+def test_too_many_are_down(golden):
     hosts = Hosts({"gpu-b": DOWN, "gpu-c": Unreachable("gpu-c", "down.")})
-    with pytest.raises(HostErrors, match=r"gpu-b: no answer(.|\n)*gpu-c: down"):
+    with golden.raises(HostErrors):
         hosts.reach().wait(enough=2)
 
 

@@ -386,16 +386,16 @@ def telling(*paths: str, size_bytes: int = 3) -> FakeHost:
     [(path, "**") for path in ("/etc/passwd", "../x", "a/../../x", "", "a//b", "a/./b", "a/")]
     + [(path, "ck/*.pt") for path in (".git/config", "torch.py", "ck/a.txt", "x.pt/a.pt")],
 )  # fmt: skip
-def test_a_file_that_was_not_asked_for_is_refused(path, pattern, tmp_path):
+def test_a_file_that_was_not_asked_for_is_refused(path, pattern, tmp_path, golden):
     with (
         files_of(telling(path)) as files,
-        pytest.raises(ProtocolError, match="a file that was not asked for"),
+        golden.raises(ProtocolError),
     ):
         files.fetch(pattern, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_on_this_machine_is_not_followed(tmp_path):
+def test_a_link_on_this_machine_is_not_followed(tmp_path, golden):
     to = tmp_path / "here"
     (tmp_path / "outside").mkdir()
     to.mkdir()
@@ -403,7 +403,7 @@ def test_a_link_on_this_machine_is_not_followed(tmp_path):
     (to / "file").symlink_to(tmp_path / "outside" / "target")
     with (
         files_of(telling("folder/x")) as files,
-        pytest.raises(NoResult, match="folder is a link"),
+        golden.raises(NoResult),
     ):
         files.fetch("**", to)
     with files_of(telling("file")) as files:
@@ -413,11 +413,11 @@ def test_a_link_on_this_machine_is_not_followed(tmp_path):
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_file_where_a_folder_is_is_refused(tmp_path):
+def test_a_file_where_a_folder_is_is_refused(tmp_path, golden):
     (tmp_path / "x").mkdir()
     with (
         files_of(telling("x")) as files,
-        pytest.raises(NoResult, match=r"x is a folder"),
+        golden.raises(NoResult),
     ):
         files.fetch("**", tmp_path)
 
@@ -442,7 +442,9 @@ def test_more_bytes_than_were_announced_are_refused(tmp_path, golden):
 
 
 @pytest.mark.parametrize("offset", [1, 7])
-def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(offset, tmp_path):
+def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(
+    offset, tmp_path, golden
+):
     host = telling("x")
     host.answers[p.ReadFile] = lambda _: [
         p.FileBegins(size_bytes=7, offset=offset),
@@ -450,7 +452,7 @@ def test_a_file_begins_where_it_was_asked_for_or_at_its_beginning(offset, tmp_pa
     ]
     with (
         files_of(host) as files,
-        pytest.raises(ProtocolError, match=f"x is sent from byte {offset} on"),
+        golden.raises(ProtocolError),
     ):
         files.fetch("**", tmp_path)
 
@@ -459,7 +461,7 @@ def test_a_pattern_that_fits_nothing_and_one_that_leads_out_are_told(
     there, tmp_path, golden
 ):
     with files_of(there.host, there.folder) as files:
-        with pytest.raises(UsageError, match=r"No file on gpu-a fits '\*\.bin'"):
+        with golden.raises(UsageError):
             files.fetch("*.bin", tmp_path)
         for pattern in ("/etc/*", "../*", ""):
             with golden.raises(UsageError):

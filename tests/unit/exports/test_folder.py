@@ -66,13 +66,13 @@ def test_a_file_that_was_changed_since_is_kept(tmp_path, golden):
     )
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path):
+def test_a_link_in_the_way_is_not_followed(tmp_path, golden):
     outside = tmp_path / "outside"
     outside.write_text("1")
     out = tmp_path / "out"
     out.mkdir()
     (out / "a").symlink_to(outside)
-    with pytest.raises(UsageError, match="would be replaced"):
+    with golden.raises(UsageError):
         folder.write(out, files(a="1"))
 
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_none(tmp_path, text, golden):
         folder.write(tmp_path, files(a="1"))
 
 
-def test_a_folder_that_can_not_be_written(tmp_path):
+def test_a_folder_that_can_not_be_written(tmp_path, golden):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="can't be written"):
+    with golden.raises(UsageError):
         folder.write(tmp_path / "file" / "out", files(a="1"))

@@ -82,9 +82,7 @@ def test_a_workflow_of_osmo_is_as_private_as_the_files_that_it_carries(
     assert not found["node.sh"]
 
 
-def test_a_file_that_can_not_be_read_is_named():
+def test_a_file_that_can_not_be_read_is_named(golden):
     file = LocalFile(path=Path("/proc/self/mem"), size_bytes=1)
-    with pytest.raises(
-        PayloadError, match="/proc/self/mem can't be read: Input/output"
-    ):
+    with golden.raises(PayloadError):
         exporting._files(Contents(files={"mem": file}))

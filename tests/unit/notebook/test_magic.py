@@ -863,7 +863,7 @@ def test_windows_is_refused_with_a_sentence(shell, monkeypatch, golden):
     monkeypatch.setattr(sys, "platform", "win32")
     with golden.raises(UsageError):
         magic.load_ipython_extension(shell)
-    with pytest.raises(UsageError, match="needs Linux or macOS"):
+    with golden.raises(UsageError):
         distmagic.run(len, [])
 
 

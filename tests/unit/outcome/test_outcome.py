@@ -262,16 +262,15 @@ def test_the_curves_of_some_metrics_are_shown():
     assert "loss, acc" in caught.value.hint
 
 
-def test_metrics_are_a_frame_where_pandas_is_there(monkeypatch):
+def test_metrics_are_a_frame_where_pandas_is_there(monkeypatch, golden):
     metrics = Run(running(), {}, FakeHost(b"").open, shown=False).metrics
     pandas = SimpleNamespace(DataFrame=lambda rows: ("frame", rows))
     monkeypatch.setitem(sys.modules, "pandas", pandas)
     assert metrics.frame() == ("frame", list(metrics))
     assert metrics[0].keys() == {"rank", "at_s", "step", "loss", "acc"}
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match="pandas is not installed") as caught:
+    with golden.raises(UsageError):
         metrics.frame()
-    assert caught.value.hint == "%pip install pandas"
 
 
 @pytest.mark.parametrize(("rank", "message"), [

@@ -471,9 +471,9 @@ def test_much_that_nobody_has_named_is_told(project, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["study.ipynb", "run.sh"])
-def test_what_is_no_program_of_python_is_refused(project, name):
+def test_what_is_no_program_of_python_is_refused(project, name, golden):
     write(project, name)
-    with pytest.raises(UsageError, match=f"{name} is not a Python program"):
+    with golden.raises(UsageError):
         script_of(project, name)
 
 
@@ -504,7 +504,7 @@ def test_a_script_must_be_there_and_in_the_folder_that_travels(
     for target in ("nothing.py", "~no-such-user/train.py"):
         with golden.raises(UsageError):
             script_of(project, target)
-    with pytest.raises(UsageError, match="data is not a script"):
+    with golden.raises(UsageError):
         script_of(project, "data")
     with golden.raises(UsageError):
         script_of(project, "train.py", sync=str(project / "data"))

@@ -203,9 +203,9 @@ def test_a_cell_without_commands_stays_as_it_is(body):
     assert with_commands(cell(body), TransformerManager().transform_cell) == cell(body)
 
 
-def test_other_magics_beside_commands_are_refused_on_ranks():
+def test_other_magics_beside_commands_are_refused_on_ranks(golden):
     text = with_commands(cell("!ls\n%time f()"), TransformerManager().transform_cell)
-    with pytest.raises(UsageError, match=r"line 3: `%time f\(\)` is IPython's"):
+    with golden.raises(UsageError):
         parse_cell(text, whole=True)
 
 

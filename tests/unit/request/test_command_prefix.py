@@ -230,10 +230,10 @@ def test_an_environment_that_is_not_there_says_where_it_was_looked_for(tmp_path)
     assert interpreter_words("/usr/bin/python3") == ("/usr/bin/python3",)
 
 
-def test_what_no_host_could_be_told_is_refused_here():
-    with pytest.raises(UsageError, match="--exec-prefix can't be split into words"):
+def test_what_no_host_could_be_told_is_refused_here(golden):
+    with golden.raises(UsageError):
         Access(exec_prefix="a 'b")
-    with pytest.raises(UsageError, match="--setup has a zero byte"):
+    with golden.raises(UsageError):
         Access(setup="a\0b")
-    with pytest.raises(UsageError, match="no shell expands ~"):
+    with golden.raises(UsageError):
         Access(setup="x", pythons=(("", "~/venv/bin/python"),))

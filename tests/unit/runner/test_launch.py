@@ -177,10 +177,11 @@ def test_a_host_that_can_not_be_reached_ends_it_before_anything_is_started(tmp_p
     a, b = two()
     b.error = down("gpu-b")
     screen = FakeScreen()
-    with pytest.raises(Unreachable, match=r"^gpu-b: no answer\."):
+    with pytest.raises(Unreachable) as caught:
         launched(tmp_path, a, b, screen=screen)
+    assert caught.value is b.error
     assert a.requests == []
-    assert [state.abandoned for state in screen.finished] == ["gpu-b: no answer."]
+    assert [state.abandoned for state in screen.finished] == [caught.value.message]
     assert_left(a)
 
 
@@ -212,13 +213,10 @@ def test_a_host_that_can_not_be_planned_for_ends_it_and_the_links_are_closed(tmp
     a, b = two()
     b.facts = replace(b.facts, torch=None)
     screen = FakeScreen()
-    with pytest.raises(
-        PreflightError, match=r"^gpu-b: Python /usr/bin/python3 has no torch\."
-    ):
+    with pytest.raises(PreflightError, match="torch") as caught:
         launched(tmp_path, a, b, screen=screen)
-    assert [state.abandoned for state in screen.finished] == [
-        "gpu-b: Python /usr/bin/python3 has no torch."
-    ]
+    assert caught.value.host == "gpu-b"
+    assert [state.abandoned for state in screen.finished] == [caught.value.message]
     assert a.is_left
     assert b.is_left
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
@@ -252,7 +250,7 @@ def test_what_can_not_be_packed_for_another_python_ends_it_and_nothing_is_starte
         raise PayloadError(f"`f` can't travel to {other.host}.")
 
     payload = replace(payload_in(tmp_path), in_source=in_source)
-    with pytest.raises(PayloadError, match=r"^`f` can't travel to gpu-b"):
+    with pytest.raises(PayloadError, match="gpu-b"):
         launched(tmp_path, a, b, payload=payload)
     assert a.requests_of(p.StartNode) == b.requests_of(p.StartNode) == []
 

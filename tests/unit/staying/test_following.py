@@ -101,16 +101,14 @@ def test_names_that_cells_on_the_ranks_have_assigned_are_theirs(notebook):
     assert set(cell.names) == {"train", "math", "helper"}
 
 
-def test_a_large_value_does_not_follow(notebook):
-    with pytest.raises(
-        PayloadTooLarge, match=r'big takes 2\.\d MB(?s:.*)ranks\["big"\] = big'
-    ):
+def test_a_large_value_does_not_follow(notebook, golden):
+    with golden.raises(PayloadTooLarge):
         following.prepared(plan("len(big)"), notebook, (), {}, {})
 
 
-def test_what_cannot_travel_is_named(notebook):
+def test_what_cannot_travel_is_named(notebook, golden):
     notebook["file"] = open(__file__)  # noqa: SIM115
-    with notebook["file"], pytest.raises(PayloadError, match="uses file"):
+    with notebook["file"], golden.raises(PayloadError):
         following.prepared(plan("file.read()"), notebook, (), {}, {})
 
 

@@ -140,7 +140,7 @@ def test_a_failure_ends_the_job_on_all_hosts_though_nobody_watches(lab):
     job = ended(lab, left, "dm1,dm2,dm3")
     assert job.phase == "failed"
     lab.assert_clean()
-    with pytest.raises(WorkerFailed, match="raised ValueError: rank 1 can't") as caught:
+    with pytest.raises(WorkerFailed, match="ValueError: rank 1 can't") as caught:
         follow(lab, job)
     assert caught.value.message.startswith("rank 1 (dm2, local_rank 0)")
     assert isinstance(caught.value.run, Run)

@@ -48,5 +48,5 @@ def test_running_ranks_are_profiled_and_train_on(ended, tmp_path, monkeypatch):
     assert names == {"rank 0 (dm1)", "rank 1 (dm2)"}
     forward = [event["pid"] for event in events if event["name"] == "aten::addmm"]
     assert sorted(forward) == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(UsageError, match="No rank of job"):
+    with pytest.raises(UsageError, match=f"job {run.job} "):
         run.profile()

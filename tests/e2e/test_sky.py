@@ -74,7 +74,7 @@ def test_a_cluster_of_skypilot_runs_a_cell_and_its_host_keys_are_those_seen_firs
     # The same launch with another key is refused; the next launch may have new ones.
     kernel.down()
     lab.hosts[1].change_key()
-    with pytest.raises((HostKeyError, HostErrors), match="has CHANGED") as caught:
+    with pytest.raises((HostKeyError, HostErrors)) as caught:
         run()
     assert f"rm {pins}" in str(caught.value)
     skypilot.has("mine", launch=2)

@@ -54,7 +54,7 @@ def test_the_first_key_is_trusted_and_no_other_one(
         folder = tmp_path / kind
         with sshd(folder, Path(f"{user_key}.pub"), kinds=(kind,)) as other:
             configured(home, other)
-            with pytest.raises(HostKeyError, match="has CHANGED") as caught:
+            with pytest.raises(HostKeyError) as caught:
                 ssh.connect(NODE, access, NoAsker(), pins=str(pins))
         assert str(pins) in caught.value.message
         assert caught.value.hint.splitlines()[1] == f"  rm '{pins}'"
@@ -88,7 +88,7 @@ def test_a_file_that_cant_be_written_trusts_no_key(home, session_server, tmp_pat
 @pytest.mark.parametrize("file", [os.devnull, "none"])
 def test_a_host_whose_keys_are_kept_nowhere(home, session_server, file, golden):
     access = configured(home, session_server, file)
-    with pytest.raises(HostKeyError, match="is not known") as caught:
+    with pytest.raises(HostKeyError) as caught:
         ssh.connect(NODE, access, NoAsker())
     hint = caught.value.hint
     golden(hint)

@@ -125,9 +125,9 @@ def test_a_job_that_has_ended_is_told_by_the_first_read(session_slurm):
     (host,) = made.wait(asker, lambda _: None)
     way = made.transport(host, Access(), asker)
     slurm.cancel_all()
-    with pytest.raises(AllocationEnded, match=f"{made.job} was cancelled with scancel"):
+    with pytest.raises(AllocationEnded, match=rf"{made.job} .*scancel"):
         way.start(("true",)).read()
-    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+    with pytest.raises(AllocationEnded, match="scancel"):
         made.transport(host, Access(), asker)
     made.end()
     shell.close()

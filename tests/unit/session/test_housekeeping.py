@@ -66,8 +66,9 @@ def test_jobs_are_found_while_a_host_is_down(session):
 def test_jobs_are_not_found_where_no_host_is_up(session):
     a = FakeHost("gpu-a")
     a.error = down("gpu-a")
-    with pytest.raises(Unreachable, match=r"^gpu-a: no answer\."):
+    with pytest.raises(Unreachable) as caught:
         session.housekeeping.jobs(reach(a))
+    assert caught.value is a.error
 
 
 # ---- add
@@ -147,8 +148,9 @@ def test_one_host_that_does_not_start_does_not_keep_the_other_one_away(
     c, d = newcomers()
     c.answers[p.StartNode] = lambda _: [p.Refused(what="start_node", error="no room")]
     told: dict[str, int] = {}
-    with pytest.raises(PreflightError, match=r"^gpu-c: no room\."):
+    with pytest.raises(PreflightError) as caught:
         session.housekeeping.add(reach(job.lead, c, d), job.found, told.__setitem__)
+    assert caught.value.host == "gpu-c"
     assert list(told) == ["gpu-d"]
     assert_left(job.lead, c, d)
 
@@ -199,7 +201,7 @@ def test_a_host_that_breaks_off_a_stop_is_told_of_and_the_links_are_closed(sessi
         ["gpu-b"],
         False,
     )
-    with pytest.raises(ConnectionLost, match=r"^gpu-b: the connection ended\."):
+    with pytest.raises(ConnectionLost, match=r"^gpu-b: "):
         stopped.raise_unknown()
     assert_left(a, b)
 
@@ -475,11 +477,13 @@ def test_environments_of_all_hosts_are_made_and_a_host_that_cant_is_named(
     assert_left(a, b)
 
 
-def test_an_interrupt_ends_the_conversations_in_which_environments_are_made(session):
+def test_an_interrupt_ends_the_conversations_in_which_environments_are_made(
+    session, golden
+):
     a, b = two()
     a.answers[p.SyncEnvironment] = lambda _: []  # it says nothing more
     b.answers[p.SyncEnvironment] = lambda _: [READY]
-    with pytest.raises(Cancelled, match="while environments were being made"):
+    with golden.raises(Cancelled):
         session.housekeeping.sync_environment(reach(a, b), PACKAGES, lambda _: press())
     assert a.is_left
     assert b.is_left

@@ -60,7 +60,7 @@ def test_a_kernel_has_packages_of_an_index_and_those_of_its_own_machine(site, tm
     )
 
 
-def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path):
+def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path, golden):
     below = tmp_path / "below"
     below.mkdir()
     (below / "more.txt").write_text("-e ../mine\nnumpy>=2  # why\n")
@@ -79,10 +79,10 @@ def test_a_requirements_file_is_read_with_those_that_it_names(tmp_path):
         notes=(LOCAL.format("-e ../mine, ./local, x.whl, y @ file:///y.whl"), NO_TORCH),
     )
     (below / "more.txt").write_text("-r more.txt\n")
-    with pytest.raises(UsageError, match="name each other without end"):
+    with golden.raises(UsageError):
         packages.of_requirements(below / "more.txt")
     (below / "more.txt").write_text("-c limits.txt\n")
-    with pytest.raises(UsageError, match=r"hosts take no constraints: -c limits\.txt"):
+    with golden.raises(UsageError):
         packages.of_requirements(below / "more.txt")
 
 
@@ -122,6 +122,6 @@ def test_a_lock_file_is_exported_here_or_goes_to_the_hosts(
         packages.of_lock(project / "uv.lock")
 
 
-def test_a_list_that_is_too_long_to_send_is_refused():
-    with pytest.raises(UsageError, match="longer than a host takes"):
+def test_a_list_that_is_too_long_to_send_is_refused(golden):
+    with golden.raises(UsageError):
         packages.Packages(name="a", lock=(("uv.lock", "x" * 900_001),))

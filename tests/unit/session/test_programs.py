@@ -87,5 +87,5 @@ def test_a_dry_run_below_the_folder_that_travels_begins_there_too(
 
 
 def test_a_dry_run_of_a_script_that_is_not_there_says_so(session, project):
-    with pytest.raises(UsageError, match=r"There is no script nothing\.py"):
+    with pytest.raises(UsageError, match=r"nothing\.py"):
         shown(session, "nothing.py")

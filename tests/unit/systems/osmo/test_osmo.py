@@ -68,7 +68,7 @@ def test_without_the_program_it_is_said_how_to_get_it(tmp_path, monkeypatch, gol
     monkeypatch.setenv("PATH", str(tmp_path))
     with golden.raises(UsageError):
         osmo.check()
-    with pytest.raises(UsageError, match="osmo can't be started on the notebook"):
+    with golden.raises(UsageError):
         osmo.look("cell-1")
 
 
@@ -83,11 +83,11 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(
     wait_until(lambda: is_gone(pid), "the end of all")
 
 
-def test_cancel_fails_where_the_program_only_says_so(tmp_path, monkeypatch):
+def test_cancel_fails_where_the_program_only_says_so(tmp_path, monkeypatch, golden):
     program(
         tmp_path, monkeypatch, "echo 'Workflow cancelation failed for workflow c: gone'"
     )
-    with pytest.raises(DistmagicError, match="cancelation failed"):
+    with golden.raises(DistmagicError):
         osmo.cancel("c")
 
 
@@ -125,18 +125,19 @@ def test_a_workflow_that_is_not_over(status):
 
 
 @pytest.mark.parametrize(
-    "out", ["", "{", "[]", "{}", '{"status": 3}', "null", "[" * 9999]
+    "out",
+    ["", "{", "[]", "{}", '{"status": 3}', "null", pytest.param("[" * 9999, id="deep")],
 )
-def test_any_other_answer_is_no_state(out):
-    with pytest.raises(DistmagicError, match="reports no status"):
+def test_any_other_answer_is_no_state(out, golden):
+    with golden.raises(DistmagicError):
         osmo_words.read_state(out)
 
 
 @pytest.mark.parametrize(
     "out", ["", '{"name": "a b"}', '{"name": "-x"}', '{"name": 3}']
 )
-def test_any_other_answer_is_no_id(out):
-    with pytest.raises(DistmagicError, match="names no workflow"):
+def test_any_other_answer_is_no_id(out, golden):
+    with golden.raises(DistmagicError):
         osmo_words.read_id(out)
 
 

@@ -76,11 +76,8 @@ def test_a_wrong_line_is_told_at_once(line, golden):
         request_of(line)
 
 
-def test_a_secret_never_comes_into_a_workflow():
-    with pytest.raises(
-        UsageError,
-        match="--env HF_TOKEN: everyone who sees the workflow could read the secret",
-    ):
+def test_a_secret_never_comes_into_a_workflow(golden):
+    with golden.raises(UsageError):
         osmo._job(request_of("--env HF_TOKEN=x --env PLAIN=y"), packed(), TERMS)
 
 

@@ -72,9 +72,8 @@ def test_an_interrupt_while_it_waits_cancels_it(service):
 def test_one_that_can_not_be_cancelled_is_named(service, monkeypatch, golden):
     service.how(cancel="refuse")
     monkeypatch.setattr(workflow, "LAST_LINES_S", 1.0)
-    with pytest.raises(Cancelled, match="could not be cancelled") as caught:
+    with golden.raises(Cancelled):
         submit(interrupting("PENDING"))
-    golden(caught.value)
     wait_until(lambda: not log_threads(), "the end of the thread that reads the log")
 
 
@@ -115,21 +114,21 @@ def test_a_workflow_that_osmo_ends_says_why(service, golden):
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "message"),
+    ("how", "kind"),
     [
-        ("refuse", UsageError, "Pool default has no platform L4"),
-        ("log in", UsageError, "Must login first"),
-        ("away", Unreachable, "Cannot connect to OSMO service"),
-        ("hang", Unreachable, "was not done after 1 s"),
+        ("refuse", UsageError),
+        ("log in", UsageError),
+        ("away", Unreachable),
+        ("hang", Unreachable),
     ],
 )
 def test_a_submission_that_fails_starts_nothing(
-    service, monkeypatch, how, kind, message
+    service, monkeypatch, how, kind, golden
 ):
     service.how(submit=how)
     monkeypatch.setattr(program, "SUBMIT_S", 1.0 if how == "hang" else 60.0)
     screen = FakeScreen()
-    with pytest.raises(kind, match=message):
+    with golden.raises(kind):
         submit(screen)
     assert list(service.state.glob("*.yaml")) == []
     assert screen.finished[-1].abandoned

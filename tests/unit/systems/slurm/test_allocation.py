@@ -120,9 +120,9 @@ def test_a_controller_that_is_away_says_nothing_of_the_job(login, made, golden):
     golden(said[0])
 
 
-def test_a_job_that_ends_before_it_is_ours(login, made):
+def test_a_job_that_ends_before_it_is_ours(login, made, golden):
     squeue(login, PENDING, COMPLETING, CANCELLED)
-    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+    with golden.raises(AllocationEnded):
         made.wait(ASKER, print)
     assert not made.is_alive
 
@@ -135,17 +135,17 @@ def test_a_job_that_can_not_ever_start_is_cancelled_and_told(login, made, golden
     assert not made.is_alive
 
 
-def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login):
+def test_somebody_elses_job_that_can_not_ever_start_is_left_as_it_is(login, golden):
     squeue(login, ENDLESS)
     queue = Shell("login1", lambda _: login)
     one = found(SlurmRequest(job="17"), queue, TERMS, ASKER)
-    with pytest.raises(UsageError, match="will never start"):
+    with golden.raises(UsageError):
         one.wait(ASKER, print)
     one.end()
     assert "scancel" not in login.programs()
 
 
-def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
+def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch, golden):
     class Hanging(Said):
         def __init__(self) -> None:
             super().__init__(stays=True)
@@ -162,19 +162,14 @@ def test_an_srun_that_hangs_is_given_up(login, made, monkeypatch):
     monkeypatch.setattr(allocation, "SETUP_S", 0.0)
     squeue(login, RUNNING)
     login.answers["srun"] = [Hanging()]
-    with pytest.raises(
-        Unreachable, match=r"a1: srun started nothing on this node within 0\.1 s\."
-    ) as caught:
+    with golden.raises(Unreachable):
         made.wait(ASKER, print)
-    assert (
-        caught.value.hint == "Try by hand: srun --jobid=17 --overlap -N1 -n1 -w a1 true"
-    )
 
 
 def test_what_its_script_printed_is_told(login, made):
     squeue(login, RUNNING.replace("RUNNING", "FAILED"))
     login.answers[".distmagic-slurm-17.out"] = [Said("python3: not found\n")]
-    with pytest.raises(AllocationEnded, match="It printed: python3: not found"):
+    with pytest.raises(AllocationEnded, match="python3: not found"):
         made.wait(ASKER, print)
 
 
@@ -190,10 +185,10 @@ def test_a_job_that_completes_says_how_a_moment_later(login, made):
     (first, _) = made.wait(ASKER, print)
     made.transport(first, Access(), ASKER)
     squeue(login, COMPLETING, COMPLETING, CANCELLED)
-    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+    with pytest.raises(AllocationEnded, match="scancel"):
         made.transport(first, Access(), ASKER)
     asked = len(login.asked)
-    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+    with pytest.raises(AllocationEnded, match="scancel"):
         made.transport(first, Access(), ASKER)
     assert len(login.asked) == asked, "it is known by now"
 
@@ -205,7 +200,7 @@ def test_what_srun_only_says_has_ended_is_told_by_squeue_and_its_sruns_end(login
     expired = "srun: error: Slurm job 17 has expired\n"
     login.answers["srun"] = [Said(err=expired, code=1)]
     squeue(login, CANCELLED)
-    with pytest.raises(AllocationEnded, match="was cancelled with scancel"):
+    with pytest.raises(AllocationEnded, match="scancel"):
         way.start(("true",)).read()
     assert login.programs()[-2:] == ["squeue", "sh"]
     assert login.asked[-1][-2:] == ("17", "")
@@ -354,13 +349,13 @@ def test_a_job_that_was_not_made_for_us_gets_keepers_and_is_not_ours_to_end(logi
     assert "scancel" not in login.programs()
 
 
-def test_a_job_that_takes_no_step_for_keepers(login):
+def test_a_job_that_takes_no_step_for_keepers(login, golden):
     squeue(login, FOREIGN)
     said = "srun: error: Unable to create step for job 17: Insufficient GRES available in allocation\n"
     login.answers["srun"] = [Said(err=said, code=1)]
     queue = Shell("login1", lambda _: login)
     one = found(SlurmRequest(job="17"), queue, TERMS, ASKER)
-    with pytest.raises(PreflightError, match=r"a total of GPUs \(--gpus\)"):
+    with golden.raises(PreflightError):
         one.wait(ASKER, print)
     assert not one.is_alive
 

@@ -39,12 +39,12 @@ def test_expand(text, names):
         f"{'node-' * 20}[",
     ],
 )
-def test_what_is_no_list_is_an_error(text):
-    with pytest.raises(ValueError, match=r"not a list|not a range"):
+def test_what_is_no_list_is_an_error(text, golden):
+    with golden.raises(ValueError):
         expand(text)
 
 
 @pytest.mark.parametrize("text", ["a[1-999999999]", "a[1-1000][1-1000]"])
-def test_no_list_fills_the_memory(text):
-    with pytest.raises(ValueError, match=r"more than|not a range"):
+def test_no_list_fills_the_memory(text, golden):
+    with golden.raises(ValueError):
         expand(text)

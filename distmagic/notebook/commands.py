@@ -233,7 +233,7 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         "clean",
-        job_commands.clean,
+        file_commands.clean,
         """
         [ID|all]         show what ended jobs keep on the hosts; remove it
         all --everybody  also remove what jobs of other notebooks keep

@@ -1,4 +1,6 @@
-"""`%distributed get | put | env sync`: copies files of the user and installs packages."""
+"""`%distributed get | put | env sync | clean`: what hosts store, files of the user, environments and
+what ended jobs keep.
+"""
 
 # ruff: noqa: T201  # what a magic prints is its output
 
@@ -7,20 +9,22 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import UsageError
-from distmagic.notebook.job_hosts import known_hosts, reach
+from distmagic.notebook.job_hosts import jobs_of, known_hosts, reach, say
+from distmagic.notebook.job_tables import ago, table
 from distmagic.notebook.settings import CommandLine
+from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.requests.remote_files import RemoteFolder
-    from distmagic.remote.wire.protocol import EnvironmentProgress
+    from distmagic.remote.wire.protocol import EnvironmentProgress, KeptWorkDir
     from distmagic.session.packages import Packages
 
 _USUAL_NAME = "kernel"
@@ -188,3 +192,125 @@ def _show_progress(
             shown[host] = progress
             text = f"{host}: {progress.line}, {progress.elapsed_s:.0f} s"
             print(sanitize.line(text), file=sys.stderr, flush=True)
+
+
+# ---- what hosts keep
+
+
+def clean(line: CommandLine) -> None:
+    """Show the disk use of finished jobs on the hosts, or remove their files.
+
+    `all` removes the jobs of this notebook, and files that only it uses: other users of the account
+    may still need theirs.
+    """
+    what = line.words[0] if line.words else ""
+    everybody = line.flags.everybody
+    if everybody and what != "all":
+        raise UsageError(
+            "--everybody is for all jobs.", "Write %distributed clean all --everybody."
+        )
+    found = jobs_of(line)
+    if what in ("", "all"):
+        ended = [job for job in found if not job.is_running]
+        if what:
+            _remove_all(line, ended, everybody=everybody)
+        else:
+            _show_kept(line, ended)
+        return
+    job = choose(found, what)
+    if job.is_running:
+        raise UsageError(
+            f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
+        )
+    print(table([job], _owner()))
+    # By the shown owner, so that a host with another record keeps it.
+    first_links = reach(line, known_hosts(line))
+    freed = line.housekeeping.remove(first_links, [job], job.terms.owner)
+    print(f"removed: {freed / 1e6:,.1f} MB")
+
+
+def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
+    """Print the disk use of finished jobs on the hosts, and what `clean all` would remove."""
+    print(table(ended, _owner()))
+    idle = _idle_work_dirs(line)
+    kept = line.housekeeping.cached(reach(line, known_hosts(line)), owner=_owner())
+    print(
+        f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
+    )
+    _print_work_dirs(
+        "working directory that no job uses", "copied by %distributed put", idle
+    )
+    line.notebook.say(
+        "%distributed clean all removes what this notebook alone uses; with --everybody also what other notebooks use. "
+        "%distributed clean ID removes one job."
+    )
+
+
+def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
+    """Remove from the hosts what ended jobs have left there, and print it: what only this notebook
+    uses, or, for `everybody`, what any notebook uses.
+    """
+    owner = "" if everybody else _owner()
+    chosen = [job for job in ended if owner in ("", job.terms.owner)]
+    print(table(chosen, _owner()))
+    goes = {
+        host: [one for one in dirs if everybody or _is_own(one)]
+        for host, dirs in _idle_work_dirs(line).items()
+    }
+    names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
+    hosts, housekeeping = known_hosts(line), line.housekeeping
+    freed = housekeeping.remove(reach(line, hosts), chosen, owner)
+    freed += housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
+    freed += housekeeping.remove_work_dirs(reach(line, hosts), names)
+    _print_work_dirs(
+        "removed with all files in it",
+        "removed, as far as %distributed put copied it",
+        goes,
+    )
+    print(f"removed: {freed / 1e6:,.1f} MB")
+
+
+def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
+    """Return the working directories that no job uses, by host."""
+    found = line.housekeeping.work_dirs(reach(line, known_hosts(line)))
+    return {
+        host: [one for one in dirs if not one.is_used] for host, dirs in found.items()
+    }
+
+
+def _is_own(one: KeptWorkDir) -> bool:
+    """Whether only this notebook uses a working directory: unnamed by the user, and unused by other
+    owners.
+    """
+    from distmagic.names import own_origin
+
+    return one.origin == own_origin() and one.owners == (_owner(),)
+
+
+def _print_work_dirs(
+    what: str, brought: str, idle: Mapping[str, Sequence[KeptWorkDir]]
+) -> None:
+    for host, dirs in idle.items():
+        for one in dirs:
+            size = f"{one.size_bytes / 1e6:,.1f} MB"
+            whose = "" if _is_own(one) else f", {_whose(one)}"
+            where = f"{what}: ~/.distmagic/work/{one.name}"
+            used = "last used "
+            if one.name.startswith("/"):
+                where, used = f"{brought}: {one.name}", ""
+            say(f"{where} on {host} ({size}, {used}{ago(one.age_s)}{whose})")
+
+
+def _whose(one: KeptWorkDir) -> str:
+    """Return a text about the owners of a working directory that others use too."""
+    own = _owner()
+    owners = ["this notebook" if name == own else name for name in one.owners]
+    by = f"used by {', '.join(owners or ['somebody'])}"
+    return by if one.origin else f"named by --name, {by}"
+
+
+def _owner() -> str:
+    """Return the name of this notebook as an owner of jobs."""
+    from distmagic.names import owner
+
+    return owner()

@@ -1,5 +1,5 @@
 """Commands about jobs of any kernel: `%distributed jobs | runs | attach | view | add | stop | logs
-| stacks | clean | status`.
+| stacks | profile | status`, and about ranks that stay.
 
 Each command first asks hosts for their jobs (job_hosts.py), and then acts on the hosts of the job.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,31 +20,31 @@ from distmagic.notebook import run_names
 from distmagic.notebook.job_hosts import (
     all_jobs,
     find,
-    jobs_of,
     known_hosts,
     reach,
     say,
 )
-from distmagic.notebook.job_tables import ago, kept_table, table
+from distmagic.notebook.job_tables import kept_table, table
 from distmagic.notebook.settings import CommandLine
-from distmagic.planning.jobs import Job, choose, known_whereabouts
+from distmagic.planning.jobs import Job, known_whereabouts
 from distmagic.render.quantities import duration
 from distmagic.request.flag_values import variable_name
 from distmagic.request.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.profile import Profile
-    from distmagic.remote.wire.protocol import KeptWorkDir
     from distmagic.staying.ranks import Ranks
 
 
 def jobs(line: CommandLine) -> None:
     """Print the table of jobs."""
+    from distmagic.names import owner
+
     line.notebook.listed = all_jobs(line)
     # Background runs that wait for devices: hosts do not know them yet.
     running = line.notebook.session().background.running
     waiting = [run.state for run in running if run.state.phase == "waiting"]
-    print(table(line.notebook.listed, _owner(), waiting))
+    print(table(line.notebook.listed, owner(), waiting))
 
 
 def runs(line: CommandLine) -> None:
@@ -344,126 +343,7 @@ def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
     return find(line, running[0].name)
 
 
-def clean(line: CommandLine) -> None:
-    """Show the disk use of finished jobs on the hosts, or remove their files.
-
-    `all` removes the jobs of this notebook, and files that only it uses: other users of the account
-    may still need theirs.
-    """
-    what = line.words[0] if line.words else ""
-    everybody = line.flags.everybody
-    if everybody and what != "all":
-        raise UsageError(
-            "--everybody is for all jobs.", "Write %distributed clean all --everybody."
-        )
-    found = jobs_of(line)
-    if what in ("", "all"):
-        ended = [job for job in found if not job.is_running]
-        if what:
-            _remove_all(line, ended, everybody=everybody)
-        else:
-            _show_kept(line, ended)
-        return
-    job = choose(found, what)
-    if job.is_running:
-        raise UsageError(
-            f"Job {job.name} still runs.", f"%distributed stop {job.name} ends it."
-        )
-    print(table([job], _owner()))
-    # By the shown owner, so that a host with another record keeps it.
-    first_links = reach(line, known_hosts(line))
-    freed = line.housekeeping.remove(first_links, [job], job.terms.owner)
-    print(f"removed: {freed / 1e6:,.1f} MB")
-
-
-def _show_kept(line: CommandLine, ended: Sequence[Job]) -> None:
-    """Print the disk use of finished jobs on the hosts, and what `clean all` would remove."""
-    print(table(ended, _owner()))
-    idle = _idle_work_dirs(line)
-    kept = line.housekeeping.cached(reach(line, known_hosts(line)), owner=_owner())
-    print(
-        f"sent files and environments of this notebook that nobody uses: {kept / 1e6:,.1f} MB"
-    )
-    _print_work_dirs(
-        "working directory that no job uses", "copied by %distributed put", idle
-    )
-    line.notebook.say(
-        "%distributed clean all removes what this notebook alone uses; with --everybody also what other notebooks use. "
-        "%distributed clean ID removes one job."
-    )
-
-
-def _remove_all(line: CommandLine, ended: Sequence[Job], *, everybody: bool) -> None:
-    """Remove from the hosts what ended jobs have left there, and print it: what only this notebook
-    uses, or, for `everybody`, what any notebook uses.
-    """
-    owner = "" if everybody else _owner()
-    chosen = [job for job in ended if owner in ("", job.terms.owner)]
-    print(table(chosen, _owner()))
-    goes = {
-        host: [one for one in dirs if everybody or _is_own(one)]
-        for host, dirs in _idle_work_dirs(line).items()
-    }
-    names = {host: [one.name for one in dirs] for host, dirs in goes.items()}
-    hosts, housekeeping = known_hosts(line), line.housekeeping
-    freed = housekeeping.remove(reach(line, hosts), chosen, owner)
-    freed += housekeeping.cached(reach(line, hosts), removes=True, owner=owner)
-    freed += housekeeping.remove_work_dirs(reach(line, hosts), names)
-    _print_work_dirs(
-        "removed with all files in it",
-        "removed, as far as %distributed put copied it",
-        goes,
-    )
-    print(f"removed: {freed / 1e6:,.1f} MB")
-
-
-def _idle_work_dirs(line: CommandLine) -> dict[str, list[KeptWorkDir]]:
-    """Return the working directories that no job uses, by host."""
-    found = line.housekeeping.work_dirs(reach(line, known_hosts(line)))
-    return {
-        host: [one for one in dirs if not one.is_used] for host, dirs in found.items()
-    }
-
-
-def _is_own(one: KeptWorkDir) -> bool:
-    """Whether only this notebook uses a working directory: unnamed by the user, and unused by other
-    owners.
-    """
-    from distmagic.names import own_origin
-
-    return one.origin == own_origin() and one.owners == (_owner(),)
-
-
-def _print_work_dirs(
-    what: str, brought: str, idle: Mapping[str, Sequence[KeptWorkDir]]
-) -> None:
-    for host, dirs in idle.items():
-        for one in dirs:
-            size = f"{one.size_bytes / 1e6:,.1f} MB"
-            whose = "" if _is_own(one) else f", {_whose(one)}"
-            where = f"{what}: ~/.distmagic/work/{one.name}"
-            used = "last used "
-            if one.name.startswith("/"):
-                where, used = f"{brought}: {one.name}", ""
-            say(f"{where} on {host} ({size}, {used}{ago(one.age_s)}{whose})")
-
-
-def _whose(one: KeptWorkDir) -> str:
-    """Return a text about the owners of a working directory that others use too."""
-    own = _owner()
-    owners = ["this notebook" if name == own else name for name in one.owners]
-    by = f"used by {', '.join(owners or ['somebody'])}"
-    return by if one.origin else f"named by --name, {by}"
-
-
 def status(line: CommandLine) -> None:
     """Print the warm processes on the hosts."""
     hosts = known_hosts(line)
     print(kept_table(hosts, line.housekeeping.templates(reach(line, hosts))))
-
-
-def _owner() -> str:
-    """Return the name of this notebook as an owner of jobs."""
-    from distmagic.names import owner
-
-    return owner()

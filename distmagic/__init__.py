@@ -8,7 +8,7 @@ result of an earlier one.
     --hosts, settings --request/config.choose_hosts-->  Hosts
     --on slurm        --systems/slurm/allocation-->     Hosts that a scheduler gives
     --on sky          --systems/skypilot/cluster-->     Hosts of a cluster of SkyPilot
-    the cell          --request/cell.parse_cell-->      statements for the notebook, and
+    the cell          --request/cells/cell.parse_cell--> statements for the notebook, and
                                                         one call for every rank
     the call          --payload/pack.pack_call-->       Payload: files that travel
     Payload, --sync   --payload/work_files.with_tree--> Payload: also files for the working
@@ -62,7 +62,8 @@ what the package does, what it never does, and in which order to read it.
     notebook_place.py  the hosts on which a notebook runs its cells, for `distmagic.run`
     names.py       the names by which hosts identify this process
     payload/       turns a call into files to send
-    request/       parses the user's request: hosts, options, the cell; pure, but reads hostfiles
+    request/       parses the user's request: hosts, options; pure, but reads hostfiles
+    request/cells/ parses the cell, and finds what it does in the notebook alone; pure
     errors.py, sanitize.py    used by all of these
     help/          the user manual; `%distributed help TOPIC` shows it
 

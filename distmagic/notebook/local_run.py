@@ -21,9 +21,9 @@ from distmagic import sanitize
 from distmagic.errors import UsageError
 from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
-from distmagic.request import notebook_effects
-from distmagic.request.cell import CellPlan, names_evaluated, names_wanted
-from distmagic.request.notebook_effects import LocalEffect
+from distmagic.request.cells import notebook_effects
+from distmagic.request.cells.cell import CellPlan, names_evaluated, names_wanted
+from distmagic.request.cells.notebook_effects import LocalEffect
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -34,10 +34,10 @@ from distmagic.notebook.local_run import (
 )
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.settings import MADE
-from distmagic.request import cell as cells
 from distmagic.request import flag_parser, flags
+from distmagic.request.cells import cell as cells
+from distmagic.request.cells.notebook_effects import LocalEffect
 from distmagic.request.config import settings_of
-from distmagic.request.notebook_effects import LocalEffect
 from distmagic.request.spec import check_system
 
 if TYPE_CHECKING:

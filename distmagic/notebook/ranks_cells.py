@@ -17,7 +17,7 @@ from distmagic.remote.values.call import is_of_user
 from distmagic.remote.wire.clipping import LEFT_OUT
 from distmagic.render.quantities import duration
 from distmagic.request import flags
-from distmagic.request.cell import CellPlan
+from distmagic.request.cells.cell import CellPlan
 
 if TYPE_CHECKING:
     from distmagic.staying.ranks import Ranks

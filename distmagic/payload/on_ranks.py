@@ -28,7 +28,7 @@ from distmagic.payload.local_modules import (
     python_texts,
 )
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
-from distmagic.request.notebook_effects import ENVIRON, acts, dotted
+from distmagic.request.cells.notebook_effects import ENVIRON, acts, dotted
 
 # A text without any of these need not be parsed.
 _WORDS = re.compile(

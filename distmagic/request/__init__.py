@@ -1,8 +1,8 @@
-"""Parses the user's request: hosts, options, settings, and the cell.
+"""Parses the user's request: hosts, options and settings; cells/ parses the cell.
 
 Text and values go in, frozen records come out; a mistake raises a `UsageError` that names the flag
-or the line. The package contacts no host and does not run the cell. It reads one file: config.py
-reads a hostfile. Read the modules in this order:
+or the line. The package contacts no host. It reads one file: config.py reads a hostfile. Read the
+modules in this order:
 
     hosts.py         hosts as users write them: lists and hostfiles
     flag_values.py   flags, and options: the dataclass fields that declare them; parses values of
@@ -17,7 +17,4 @@ reads a hostfile. Read the modules in this order:
     flag_parser.py   splits a line into flags; their help and their names
     flags.py         parses the line of `%%distributed`, or a script with arguments: a `Request`
     config.py        the notebook's settings, and which hosts take precedence
-    cell.py          splits the cell: statements for the notebook, one expression for every rank
-    notebook_effects.py  finds statements that only take effect in the notebook, but were meant for
-                     the ranks
 """

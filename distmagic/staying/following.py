@@ -26,7 +26,7 @@ from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
 from distmagic.remote.values.reductions.source_form import SourceForm, names_in
 from distmagic.remote.values.seen import Seen
-from distmagic.request.cell import CellPlan
+from distmagic.request.cells.cell import CellPlan
 
 MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.

@@ -24,7 +24,7 @@ from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
 from distmagic.render.quantities import duration, plural
 from distmagic.render.screen import Screen
-from distmagic.request.cell import CellPlan
+from distmagic.request.cells.cell import CellPlan
 from distmagic.runner import interrupts
 from distmagic.state.events import Event
 from distmagic.staying import cell_state, holdings, modules, out_of_step

@@ -18,7 +18,7 @@ from distmagic.planning.jobs import Job
 from distmagic.remote.values.call import Stay
 from distmagic.remote.values.seen import Seen
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.request.cell import CellPlan
+from distmagic.request.cells.cell import CellPlan
 from distmagic.request.flags import Request
 from distmagic.session.background import BackgroundRun, BackgroundScreen
 from distmagic.session.place import Place

@@ -15,7 +15,7 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.render.screen import TypedLine
 from distmagic.request import flags
-from distmagic.request.cell import parse_cell
+from distmagic.request.cells.cell import parse_cell
 from distmagic.request.flags import Defaults
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.place import place_of

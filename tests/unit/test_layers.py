@@ -38,6 +38,7 @@ PACKAGES = (
     "sanitize",
     "errors",
     "request",
+    "request.cells",
     "payload",
     "names",
     "notebook_place",

@@ -13,7 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic.notebook import commands, host_commands
 from distmagic.request import flag_parser, flags, spec
-from distmagic.request.cell import parse_cell
+from distmagic.request.cells.cell import parse_cell
 from distmagic.request.config import Distmagic
 from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts

@@ -11,7 +11,7 @@ from distmagic.errors import UsageError
 from distmagic.exports import cell_script
 from distmagic.exports.cell_script import NoProgram
 from distmagic.remote.values.by_name import is_secret
-from distmagic.request.cell import parse_cell
+from distmagic.request.cells.cell import parse_cell
 
 
 def written(cell: str, *, whole: bool = False, **names: object) -> str:

@@ -15,7 +15,7 @@ import pytest
 from distmagic.errors import PayloadError
 from distmagic.payload import bundle, pack
 from distmagic.remote.values import parcel
-from distmagic.request import cell as cells
+from distmagic.request.cells import cell as cells
 from tests.builders.pythons import OTHER_MINORS, another_python
 from tests.builders.shell import completed
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic.errors import UsageError
-from distmagic.request.cell import (
+from distmagic.request.cells.cell import (
     CellPlan,
     make_thunk,
     names_wanted,

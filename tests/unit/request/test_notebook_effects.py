@@ -16,9 +16,13 @@ from warnings import simplefilter
 
 import pytest
 
-from distmagic.request import notebook_effects
-from distmagic.request.cell import parse_cell
-from distmagic.request.notebook_effects import library_changes, local_effects, note
+from distmagic.request.cells import notebook_effects
+from distmagic.request.cells.cell import parse_cell
+from distmagic.request.cells.notebook_effects import (
+    library_changes,
+    local_effects,
+    note,
+)
 
 TRAIN = "def train():\n    pass\ntrain()"
 

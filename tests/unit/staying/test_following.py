@@ -9,7 +9,7 @@ import pytest
 
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.remote.values import call
-from distmagic.request.cell import CellPlan, parse_cell
+from distmagic.request.cells.cell import CellPlan, parse_cell
 from distmagic.staying import following
 
 NOTEBOOK = """\

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.reductions.source_form import code_of_call
-from distmagic.request.notebook_effects import executed
+from distmagic.request.cells.notebook_effects import executed
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
 _COMMAND = re.compile(r"^\s*(?:[\w\s,]+=\s*)?!", re.MULTILINE)

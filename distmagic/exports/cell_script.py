@@ -21,7 +21,8 @@ from types import FunctionType, ModuleType
 
 from distmagic.errors import UsageError
 from distmagic.remote.values.by_name import is_secret
-from distmagic.request.cells.cell import CellPlan, names_wanted
+from distmagic.request.cells.cell import CellPlan
+from distmagic.request.cells.used_names import names_wanted
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -22,8 +22,10 @@ from distmagic.errors import UsageError
 from distmagic.payload.refused import made_alone
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.cells import notebook_effects
-from distmagic.request.cells.cell import CellPlan, names_evaluated, names_wanted
+from distmagic.request.cells.cell import CellPlan
+from distmagic.request.cells.library_changes import Tables, library_changes
 from distmagic.request.cells.notebook_effects import LocalEffect
+from distmagic.request.cells.used_names import names_evaluated, names_wanted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -178,10 +180,10 @@ def note_library_changes(
     """Print once which library changes, also by the cell `filename`, are missing on ranks."""
     found: list[LocalEffect] = []
     texts = ["".join(linecache.getlines(name)) for name in labels]
-    tables: notebook_effects.Tables = {}
+    tables: Tables = {}
     for index, (name, label) in enumerate(labels.items()):
         shown = "" if name == filename else label
-        changes = notebook_effects.library_changes(
+        changes = library_changes(
             texts[index], shown, shell.user_ns, texts[index + 1 :], tables
         )
         for effect in changes:

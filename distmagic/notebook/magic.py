@@ -37,6 +37,8 @@ from distmagic.remote.values.settings import MADE
 from distmagic.request import flag_parser, flags
 from distmagic.request.cells import cell as cells
 from distmagic.request.cells.notebook_effects import LocalEffect
+from distmagic.request.cells.shell_commands import with_commands
+from distmagic.request.cells.used_names import names_wanted
 from distmagic.request.config import settings_of
 from distmagic.request.spec import check_system
 
@@ -261,7 +263,7 @@ class Magics:
             )
         transform = self.shell.transform_cell
         if stays:
-            text = cells.with_commands(raw, transform)
+            text = with_commands(raw, transform)
         else:
             text = raw if whole else transform(raw)
         filename = self._remember(raw, text)
@@ -297,7 +299,7 @@ class Magics:
         notebook.
         """
         own = self.shell.user_ns.keys() - self.shell.user_ns_hidden.keys()
-        for name, lineno in cells.names_wanted(plan).items():
+        for name, lineno in names_wanted(plan).items():
             if name in own:
                 raise UsageError(
                     f"line {lineno}: {name} is the notebook's, and a cell that runs whole on every rank can't see it.",

@@ -12,13 +12,10 @@ So line numbers on the notebook machine and on hosts are those that the user see
 from __future__ import annotations
 
 import ast
-import builtins
-import copy
 import inspect
 import re
-import symtable
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
@@ -26,10 +23,6 @@ from distmagic.remote.values.reductions.source_form import code_of_call
 from distmagic.request.cells.notebook_effects import executed
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
-_COMMAND = re.compile(r"^\s*(?:[\w\s,]+=\s*)?!", re.MULTILINE)
-# IPython's calls for `!ls` and `files = !ls`, and the Python that stands for them.
-_RUNS = re.compile(r"^(\s*)get_ipython\(\)\.system\((.*)\)$", re.MULTILINE)
-_READS = re.compile(r"get_ipython\(\)\.getoutput\((.*)\)$", re.MULTILINE)
 _BLOCKS = {
     "For": "a for loop",
     "AsyncFor": "a for loop",
@@ -75,48 +68,6 @@ class CellPlan:
     # has its own value
     targets: tuple[str, ...] = ()
     is_async: bool = False  # `call` uses await
-
-
-def with_commands(text: str, transform: Callable[[str], str]) -> str:
-    """Return a cell in which lines such as `!ls` are Python, so that ranks can run them;
-    `transform` is IPython's.
-
-    As in IPython, `{name}` in a command stands for a value. `$name` is left to the shell.
-    """
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        if not _COMMAND.search(text):
-            return text
-        text = _RUNS.sub(_run_command, transform(text))
-        return _READS.sub(_read_command, text)
-    return text
-
-
-def _run_command(found: re.Match[str]) -> str:
-    command = _with_values(found[2])
-    return (
-        f'{found[1]}_exit_code = __import__("subprocess").call({command}, shell=True)'
-    )
-
-
-def _read_command(found: re.Match[str]) -> str:
-    command = _with_values(found[1])
-    return f'__import__("subprocess").getoutput({command}).splitlines()'
-
-
-def _with_values(literal: str) -> str:
-    """Return code for a command with its `{values}`; braces that are not Python's, as those of awk,
-    are kept.
-    """
-    filled = "f" + re.sub(r"\$\{([^{}]*)\}", r"${{\1}}", literal)
-    try:
-        ast.parse(filled)
-    except SyntaxError:
-        return literal
-    # A rank has distmagic's remote part alone.
-    call = '__import__("distmagic.remote.values.call", fromlist=["call"])'
-    return f"{call}.expanded(lambda: {filled}, {literal})"
 
 
 def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
@@ -413,79 +364,3 @@ def make_thunk(
         raise ValueError("a cell that runs as a whole has no call")
     code = code_of_call(plan.call, filename, flags, is_async=plan.is_async)
     return types.FunctionType(code, namespace, "cell")
-
-
-def names_wanted(plan: CellPlan) -> dict[str, int]:
-    """Return the names that a cell uses but does not define, with the line of the first use.
-
-    Without built-in names. Empty if it can't be determined (`from x import *`).
-    """
-    tree = ast.parse(plan.text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            return {}
-    wanted = set()
-    defined = set(dir(builtins))
-    for table in _tables(symtable.symtable(plan.text, "<cell>", "exec")):
-        for symbol in table.get_symbols():
-            if not symbol.is_global() and table.get_type() != "module":
-                continue  # a function's local name
-            if symbol.is_referenced():
-                wanted.add(symbol.get_name())
-            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
-                defined.add(symbol.get_name())
-    first_line: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            first_line[node.id] = min(node.lineno, first_line.get(node.id, node.lineno))
-    missing = sorted(name for name in wanted - defined if not name.startswith("__"))
-    return {name: first_line.get(name, 1) for name in missing}
-
-
-def names_evaluated(plan: CellPlan) -> dict[str, int]:
-    """Return the outside names that the call and its targets certainly use, with lines: not those
-    after `or`, `if`.
-    """
-    if plan.call is None:
-        return {}
-    call = _Certain().visit(copy.deepcopy(plan.call))
-    # Includes names that a conditional part may have defined.
-    made = {
-        node.target.id
-        for node in ast.walk(plan.call)
-        if isinstance(node, ast.NamedExpr)
-    }
-    table = symtable.symtable(ast.unparse(call), "<cell>", "eval")
-    found = {
-        symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()
-    } - made
-    lines = {
-        node.id: node.lineno
-        for node in ast.walk(call)
-        if isinstance(node, ast.Name) and node.id in found
-    }
-    for target in plan.targets:  # `runs` of `runs["a"] = train()`
-        for node in ast.walk(ast.parse(target)):
-            if isinstance(node, ast.Name) and node.id != target:
-                lines[node.id] = plan.call.lineno
-    return lines
-
-
-class _Certain(ast.NodeTransformer):
-    """Replaces code that may not be evaluated: both values of a ternary, and operands after the
-    first `or`, `and`.
-    """
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
-        nothing = ast.Constant(None)
-        return ast.IfExp(test=self.visit(node.test), body=nothing, orelse=nothing)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.BoolOp:
-        values = [self.visit(node.values[0]), ast.Constant(None)]
-        return ast.BoolOp(op=node.op, values=values)
-
-
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)

@@ -17,10 +17,10 @@ from distmagic.errors import UsageError
 from distmagic.request.cells.cell import (
     CellPlan,
     make_thunk,
-    names_wanted,
     parse_cell,
-    with_commands,
 )
+from distmagic.request.cells.shell_commands import with_commands
+from distmagic.request.cells.used_names import names_wanted
 
 
 def cell(body: str) -> str:

@@ -16,13 +16,10 @@ from warnings import simplefilter
 
 import pytest
 
-from distmagic.request.cells import notebook_effects
+from distmagic.request.cells import library_changes as changes
 from distmagic.request.cells.cell import parse_cell
-from distmagic.request.cells.notebook_effects import (
-    library_changes,
-    local_effects,
-    note,
-)
+from distmagic.request.cells.library_changes import library_changes
+from distmagic.request.cells.notebook_effects import local_effects, note
 
 TRAIN = "def train():\n    pass\ntrain()"
 
@@ -217,7 +214,7 @@ def test_a_text_is_looked_through_once(monkeypatch):
     text = "import json\njson.EXTRA = 'looked through once'\ntorch.manual_seed(7)"
     first = list(changes_of(text, "Cell In[1]", {"json": json}, ["once = 1"]))
     assert len(first) == 2
-    monkeypatch.setattr(notebook_effects, "executed", None)
+    monkeypatch.setattr(changes, "executed", None)
     again = changes_of(text, "Cell In[1]", {"json": json}, ["once = 1"])
     assert list(again) == first
 

@@ -6,7 +6,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic.remote.values import call
-from distmagic.request.cells.cell import with_commands
+from distmagic.request.cells.shell_commands import with_commands
 
 
 def test_names_with_an_underscore_are_the_users_unless_ipython_gives_them():

@@ -1,0 +1,56 @@
+"""Rewrites shell commands in a cell, such as `!ls` and `files = !ls`, as Python that ranks can run.
+Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+_COMMAND = re.compile(r"^\s*(?:[\w\s,]+=\s*)?!", re.MULTILINE)
+# IPython's calls for `!ls` and `files = !ls`, and the Python that stands for them.
+_RUNS = re.compile(r"^(\s*)get_ipython\(\)\.system\((.*)\)$", re.MULTILINE)
+_READS = re.compile(r"get_ipython\(\)\.getoutput\((.*)\)$", re.MULTILINE)
+
+
+def with_commands(text: str, transform: Callable[[str], str]) -> str:
+    """Return a cell in which lines such as `!ls` are Python, so that ranks can run them;
+    `transform` is IPython's.
+
+    As in IPython, `{name}` in a command stands for a value. `$name` is left to the shell.
+    """
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        if not _COMMAND.search(text):
+            return text
+        text = _RUNS.sub(_run_command, transform(text))
+        return _READS.sub(_read_command, text)
+    return text
+
+
+def _run_command(found: re.Match[str]) -> str:
+    command = _with_values(found[2])
+    return (
+        f'{found[1]}_exit_code = __import__("subprocess").call({command}, shell=True)'
+    )
+
+
+def _read_command(found: re.Match[str]) -> str:
+    command = _with_values(found[1])
+    return f'__import__("subprocess").getoutput({command}).splitlines()'
+
+
+def _with_values(literal: str) -> str:
+    """Return code for a command with its `{values}`; braces that are not Python's, as those of awk,
+    are kept.
+    """
+    filled = "f" + re.sub(r"\$\{([^{}]*)\}", r"${{\1}}", literal)
+    try:
+        ast.parse(filled)
+    except SyntaxError:
+        return literal
+    # A rank has distmagic's remote part alone.
+    call = '__import__("distmagic.remote.values.call", fromlist=["call"])'
+    return f"{call}.expanded(lambda: {filled}, {literal})"

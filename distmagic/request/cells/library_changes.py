@@ -70,16 +70,15 @@ _IN_PLACE: dict[type[ast.operator], str] = {
 
 @dataclass(frozen=True)
 class _Change:
-    """A target or a call by which a library may be changed, and a description of the change.
-
-    `of_object`: only if the target is an object, not a module, class or function. Without its
-    `method`, `ok &= True` only gives the name another object.
-    """
+    """A target or a call in a statement, which may change something in a library."""
 
     target: ast.expr
-    does: str
+    does: str  # describes the change in words
+    # It changes an object, not a module, class or function. Otherwise it is no change.
     of_object: bool = False
-    method: str = ""  # which an object needs to be changed
+    # It changes only an object with this method: without `__iand__`, `ok &= True` only gives the
+    # name another object.
+    method: str = ""
 
 
 def library_changes(

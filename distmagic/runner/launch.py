@@ -158,29 +158,17 @@ def attach(
             raise UsageError(f"{protocol.another_version(job.name, number)}.")
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
-    state = begin(job.name, job.hosts, job.terms)
-    # A detached job is known as such from the start: an interrupt before its events arrive must not
-    # end it.
-    state = replace(
-        state,
-        before_s=job.age_s,
-        began_unix_s=time.time() - job.began_ago_s,
-        began_up_s=processes.up_s() - job.began_ago_s,
-        detached_by="asked" if job.is_detached else "",
-    )
     with interrupts.noted() as noted:
-        loop = _new_loop(state, clock, screen, opener, noted, companion)
+        loop = _new_loop(_state_of(job), clock, screen, opener, noted, companion)
         with loop.opening():
             there = connect(loop, first_links, enough=1)
         links = dict(zip(first_links.present, there, strict=True))
         addresses = [""] * len(fleet.hosts)
         for node, link in links.items():
             addresses[node] = link.facts.address
-        missed = [
-            Warned(text=f"{why} It is tried again.")
-            for why in first_links.absent.values()
-        ]
-        loop.note(Planned(addresses=tuple(addresses)), *missed)
+        loop.note(Planned(addresses=tuple(addresses)))
+        for why in first_links.absent.values():
+            loop.note(Warned(text=f"{why} It is tried again."))
         growth, joiner = None, None
         if job.grows:
             # Hosts that were absent when the job started, and that are no node of it yet.
@@ -221,6 +209,18 @@ def first_state(
         name=spec.name or "",
         began_unix_s=time.time(),
         began_up_s=processes.up_s(),
+    )
+
+
+def _state_of(job: Job) -> RunState:
+    """Return the first state of a job that this kernel has not started, or has left."""
+    return replace(
+        begin(job.name, job.hosts, job.terms),
+        before_s=job.age_s,
+        began_unix_s=time.time() - job.began_ago_s,
+        began_up_s=processes.up_s() - job.began_ago_s,
+        # Known from the start: an interrupt before its events arrive must not end it.
+        detached_by="asked" if job.is_detached else "",
     )
 
 

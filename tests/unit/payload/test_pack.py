@@ -47,6 +47,11 @@ def refused(thunk, limit_bytes: int = LIMIT) -> PayloadError:
     return caught.value
 
 
+def gives_the_same_on_a_rank(source: str, look: str, tmp_path: Path) -> None:
+    text = f"{textwrap.dedent(source)}\n{look}"
+    assert on_a_rank(packed(cell(text)), tmp_path) == str(cell(text)())
+
+
 def names_in(payload: pack.Payload) -> list[str]:
     """Return the Python files that hosts get in their working directory."""
     tree = with_tree(payload, None, Path.cwd()).tree
@@ -402,10 +407,7 @@ SHARED_VARIABLES = {
 
 @pytest.mark.parametrize("name", SHARED_VARIABLES)
 def test_functions_share_the_variables_that_they_share_here(name, tmp_path):
-    source, look = SHARED_VARIABLES[name]
-    source = textwrap.dedent(source)
-    payload = packed(cell(f"{source}\n{look}"))
-    assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
+    gives_the_same_on_a_rank(*SHARED_VARIABLES[name], tmp_path)
 
 
 # Objects whose class does more than pickle expects, and what a call sees of them.
@@ -629,10 +631,7 @@ OWN_CLASSES = {
 
 @pytest.mark.parametrize("name", OWN_CLASSES)
 def test_objects_of_classes_with_their_own_ways_travel(name, tmp_path):
-    source, look = OWN_CLASSES[name]
-    source = textwrap.dedent(source)
-    payload = packed(cell(f"{source}\n{look}"))
-    assert on_a_rank(payload, tmp_path) == str(cell(f"{source}\n{look}")())
+    gives_the_same_on_a_rank(*OWN_CLASSES[name], tmp_path)
 
 
 TRAINED = """

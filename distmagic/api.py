@@ -121,6 +121,15 @@ def from_options(options: Mapping[str, Any], access: Access) -> tuple[JobSpec, A
     return JobSpec(**given), replace(access, **way)
 
 
+def _check_names(function: Callable[..., Any], options: Iterable[str]) -> None:
+    """Raise `UsageError` for a keyword argument that `function` does not take."""
+    for option in options:
+        if option not in Options.__annotations__:
+            own = list(inspect.signature(function).parameters)
+            # Never suggest fn or args, or the name of the options.
+            raise unknown_option(option, [*own[2:-1], *Options.__annotations__])
+
+
 def unknown_option(name: str, known: Sequence[str]) -> UsageError:
     """Return the error for an unknown keyword argument; it suggests the most similar known one."""
     close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(
@@ -191,10 +200,7 @@ def run(  # noqa: PLR0913  # a call, and where it runs
     `HostErrors`), or a `RunError`, whose `run` attribute is the `Run`.
     """
     check_system()
-    parameters = list(inspect.signature(run).parameters)
-    for option in options:
-        if option not in parameters:
-            raise unknown_option(option, parameters[2:])  # never suggest fn or args
+    _check_names(run, options)
     chosen, usual_access = _place(hosts, allocation)
     spec, access = from_options(options, access or usual_access)
     if background and spec.detach:
@@ -244,10 +250,7 @@ def sweep(
     `PayloadError` or a `HostError`. Errors of single runs are in `Sweep.failed`.
     """
     check_system()
-    known = [*inspect.signature(sweep).parameters, *Options.__annotations__]
-    for option in options:
-        if option not in known:
-            raise unknown_option(option, known[2:])
+    _check_names(sweep, options)
     chosen, usual_access = _place(hosts, allocation)
     spec, access = from_options(options, access or usual_access)
     if not chosen and allocation is None:

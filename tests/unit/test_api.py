@@ -211,5 +211,10 @@ def test_a_wrong_option_is_answered_with_the_nearest(session, name, golden):
         distmagic.run(len, [], **{name: 1})
 
 
+def test_a_word_of_our_own_signature_is_no_option(session):
+    with pytest.raises(UsageError, match="no option 'options'"):
+        distmagic.sweep(len, {"x": [1]}, options=1)
+
+
 def test_tab_after_distmagic_offers_what_is_public():
     assert set(dir(distmagic)) == set(distmagic.__all__)

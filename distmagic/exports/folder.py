@@ -54,7 +54,11 @@ def _record(folder: Path) -> dict[str, str]:
     """Return the SHA-256s of the last export's files."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
-        return {path: digest for path, digest in found.items() if _is_inner(path)}
+        return {
+            path: digest
+            for path, digest in found.items()
+            if not Path(path).is_absolute() and ".." not in Path(path).parts
+        }
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError):
@@ -62,10 +66,6 @@ def _record(folder: Path) -> dict[str, str]:
             f"--export: {folder / RECORD} is not a record of an export.",
             "Remove that file, or name another folder.",
         ) from None
-
-
-def _is_inner(path: str) -> bool:
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def _check_that_it_may_be_replaced(

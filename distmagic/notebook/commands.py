@@ -279,7 +279,7 @@ SUBCOMMANDS = (
 NAMES = tuple(command.name for command in SUBCOMMANDS)
 
 
-def usage_text(*, is_terminal: bool = False) -> str:
+def usage_text(*, is_terminal: bool) -> str:
     """Return the list of all subcommands, one line for each form."""
     last = (
         f"{'%distributed --help':<{_TEXT_COLUMN}}the flags of a %%distributed cell, too"

@@ -32,7 +32,7 @@ CLOCKS_APART_S = 2.0  # a larger difference means that a clock is wrong
 
 
 def no_python(
-    host: str, python: str, code: int | None, stderr: str, by_hand: str, exec_prefix: str = ""
+    host: str, python: str, code: int | None, stderr: str, by_hand: str, exec_prefix: str
 ) -> ConnectionLost | PreflightError:  # fmt: skip
     """Return the error for an interpreter that ended before it wrote anything to stdout.
 

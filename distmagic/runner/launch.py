@@ -103,7 +103,9 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
             enough = enough_hosts(spec, len(fleet.hosts))
             links = connect(loop, first_links, enough, needs_remote=True)
             with given_back(opener.connections, links):
-                _refuse_orphans(links, owner, followed)
+                names = [link.host.name for link in links]
+                running = [link.facts.running for link in links]
+                check_orphans(found_jobs(names, running), owner, followed)
                 payload = _readable_by(loop, links, payload)
                 in_use.enter_context(blobs.in_use(payload.blobs))
                 plan = _plan(loop, first_links, links, spec, job, terms, work)
@@ -230,20 +232,12 @@ def _new_loop(
     screen: Screen,
     opener: LinkOpener,
     noted: interrupts.Interrupts,
-    companion: Companion | None = None,
+    companion: Companion | None,
 ) -> RunLoop:
     queue = EventQueue(clock)
     return RunLoop(
         state, queue, screen, opener.asker.serve, noted, clock, _new_id, companion
     )
-
-
-def _refuse_orphans(
-    links: Sequence[Link], owner: str, followed: Collection[str]
-) -> None:
-    names = [link.host.name for link in links]
-    running = [link.facts.running for link in links]
-    check_orphans(found_jobs(names, running), owner, followed)
 
 
 def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payload:

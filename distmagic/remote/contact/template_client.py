@@ -138,7 +138,7 @@ def _mine(owner: str) -> str:
 
 
 def ensure(
-    warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...] = ()
+    warm: protocol.TemplateRequest, umask: int, prefix: tuple[str, ...]
 ) -> Path | None:
     """Return the socket of a matching template, which may still be importing torch; None if there
     can be none.

@@ -75,7 +75,7 @@ def report(
 
 
 def report_logged(
-    values: Mapping[str, object], source: NumberSource, step: float | None = None
+    values: Mapping[str, object], source: NumberSource, step: float | None
 ) -> None:
     """Report numbers that the user's code logs by another library; values that are not numbers are
     ignored silently.

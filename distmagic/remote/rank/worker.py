@@ -53,7 +53,12 @@ def main(_: list[str]) -> None:
     processes.die_with_parent(os.getppid())
     # Removed from the environment of the user's own processes.
     from_agent = json.loads(os.environ.pop("DISTMAGIC_WORKER"))
-    rank = _read_rank(from_agent)
+    rank = Rank(
+        rank=int(os.environ["RANK"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        folder=Path(from_agent["folder"]), call=Path(from_agent["call"]), code=Path(from_agent["code"]),
+        socket=from_agent["socket"], pid=os.getpid(), paths=tuple(sources.import_paths(from_agent)),
+        work_dir=(from_agent["paths"] or [""])[-1], can_type=bool(from_agent["can_type"]),
+    )  # fmt: skip
     run_dir = Path(rank.socket).parent
     stacks.answer(run_dir)
     awake.answer(run_dir)
@@ -125,15 +130,6 @@ def _work(
         meaning = f"changes of {lost} stay on the rank: return what the notebook needs"
         ended = replace(ended, meaning=meaning)
     return replace(ended, loaded=clipped(loaded, 1000), loading_s=loading_s)
-
-
-def _read_rank(from_agent: dict[str, Any]) -> Rank:
-    return Rank(
-        rank=int(os.environ["RANK"]), restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        folder=Path(from_agent["folder"]), call=Path(from_agent["call"]), code=Path(from_agent["code"]),
-        socket=from_agent["socket"], pid=os.getpid(), paths=tuple(sources.import_paths(from_agent)),
-        work_dir=(from_agent["paths"] or [""])[-1], can_type=bool(from_agent["can_type"]),
-    )  # fmt: skip
 
 
 def _say_hello(rank: Rank, from_agent: dict[str, Any]) -> socket.socket:

@@ -107,8 +107,11 @@ def playground(line: CommandLine) -> None:
         print(f"{named}  (DISTMAGIC_HOSTS; no playground was started)")
         return
     own = notebook.playground
-    if own is None and (keep or not is_start):
-        own = notebook.playground = found()  # an earlier kernel's
+    if keep and own is not None and not own.is_kept:
+        notebook.close()
+    if keep or (own is None and not is_start):
+        # An earlier kernel's. This kernel's own may have ended meanwhile.
+        own = notebook.playground = found()
     if not is_start and line.words != ("stop",):
         if own is not None and notebook.hosts is None:
             notebook.hosts = _played(own)

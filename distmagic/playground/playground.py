@@ -24,7 +24,7 @@ from pathlib import Path
 
 from distmagic.errors import DistmagicError, UsageError
 from distmagic.remote.records import places
-from distmagic.remote.records.atomic_file import atomic_write, discard
+from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.request.hosts import Host
 
 _START_S = 120.0  # a busy machine imports asyncssh for long
@@ -81,8 +81,15 @@ class Playground:
             return  # a forked child of the kernel that runs its atexit functions
         atexit.unregister(self.stop)
         if self.is_kept:
-            _asked(self._directory, ["stop", ""], _STOP_S)
-            discard(_kept())
+            try:
+                _asked(self._directory, ["stop", ""], _STOP_S)
+            except DistmagicError:
+                if self._server is None:  # nothing else can end it
+                    raise
+            with suppress(OSError):
+                # Another kernel may keep a later one.
+                if _kept().read_bytes() == os.fsencode(self._directory):
+                    _kept().unlink()
         _end(self._server, self._directory)
 
     def close(self) -> None:
@@ -140,8 +147,8 @@ def found() -> Playground | None:
 
 
 def _kept() -> Path:
-    """Return the file with the directory of the playground that is kept."""
-    return places.home() / "playground"
+    """Return the file with the directory of the playground that this machine keeps."""
+    return places.home() / f"playground-{socket.gethostname()}"
 
 
 def _started(

@@ -667,6 +667,19 @@ def test_a_kept_playground_outlives_its_kernel_and_is_found_again(lab, monkeypat
     assert lab.playgrounds[1].stopped
 
 
+def test_keep_takes_the_kept_playground_that_runs_and_else_starts_one(
+    lab, monkeypatch
+):
+    lab.value("%distributed playground 1")
+    kept = lab.playground(2, keep=True)  # an earlier kernel's
+    monkeypatch.setattr(playground, "found", lambda: kept)
+    lab.value("%distributed playground 2 --keep")
+    assert [each.stopped for each in lab.playgrounds] == [True, False]
+    monkeypatch.setattr(playground, "found", lambda: None)  # it has ended
+    lab.value("%distributed playground 2 --keep")
+    assert len(lab.playgrounds) == 3
+
+
 def test_hosts_of_a_playground_are_shown_and_meet_faults(lab, capsys, golden):
     lab.value("%distributed playground 2")
     capsys.readouterr()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -447,6 +448,42 @@ def test_a_kept_playground_is_found_by_the_next_kernel(tmp_path, monkeypatch):
     wait_until(lambda: processes.read(server) is None, "the server to go")
     assert (playground.found(), list(place.iterdir())) == (None, [])
     assert "stopped" in repr(hosts)
+
+
+def test_the_end_of_a_kept_playground_leaves_the_record_of_a_later_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path))
+    record = playground._kept()
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(str(tmp_path / "later"))
+    playground.Playground(None, tmp_path / "ended", 1, is_kept=True).stop()
+    assert record.exists()
+    playground.Playground(None, tmp_path / "later", 1, is_kept=True).stop()
+    assert not record.exists()
+
+
+def test_each_machine_of_a_shared_home_has_its_own_kept_playground(monkeypatch):
+    record = playground._kept()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert playground._kept() != record
+
+
+def test_a_kept_playground_of_this_kernel_that_does_not_answer_is_killed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(playground, "_STOP_S", 0.2)
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    server = subprocess.Popen(["sleep", "1000"], stdin=subprocess.PIPE)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind("orders")
+        silent.listen()
+        monkeypatch.chdir(tmp_path)
+        playground.Playground(server, place, 1, is_kept=True).stop()
+    assert (server.poll(), place.exists()) == (-signal.SIGKILL, False)
 
 
 def test_a_kept_playground_ends_two_hours_after_its_last_use(monkeypatch):

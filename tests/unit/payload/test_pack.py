@@ -682,6 +682,19 @@ def test_hooks_of_parameters_and_attributes_of_optimizers_travel(tmp_path, torch
     assert on_a_rank(payload, tmp_path, forks=torch_forks) == expected
 
 
+def test_an_optimizer_travels_without_an_attribute_that_cannot(tmp_path, torch_forks):
+    source = """
+    import threading, torch
+    net = torch.nn.Linear(2, 1)
+    fused = torch.optim.SGD(net.parameters(), lr=0.5)
+    fused.kernel, fused.clip = threading.Lock(), 0.25
+    def fit(): return fused.clip, hasattr(fused, "kernel"), fused.param_groups[0]["lr"]
+    fit()"""
+    payload = packed(cell(textwrap.dedent(source)))
+    found = on_a_rank(payload, tmp_path, forks=torch_forks)
+    assert found == "(0.25, False, 0.5)"
+
+
 def test_a_hook_that_refers_to_the_whole_model_is_tried_without_it(monkeypatch):
     """One a parameter, as where each steps its own optimizer: a model of 1 GB would be copied hundreds of times."""
     tried = []

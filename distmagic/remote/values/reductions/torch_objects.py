@@ -73,19 +73,20 @@ def _optimizer(optimizer: Any, base: Any) -> Any:
     if type(optimizer).__getstate__ is not base.__getstate__:
         return NotImplemented
     make, args, state, *_ = optimizer.__reduce_ex__(5)
-    more = vars(optimizer).copy()
-    more.pop("step", None)  # in it, a scheduler notes that it was called
-    for name in [one for one in more if "hook" in one]:
-        if not _can_be_pickled(more[name]):
-            del more[name]  # torch sets it anew
-    return make, args, state | more
+    more = {
+        name: value
+        for name, value in vars(optimizer).items()
+        # In `step`, a scheduler notes that it was called. torch sets hooks that are missing.
+        if name not in (*state, "step") and _can_be_pickled(value)
+    }
+    return make, args, more | state
 
 
 def _can_be_pickled(value: object) -> bool:
-    """Whether cloudpickle can pickle it: hooks that can't, such as those of a tracker, stay where
-    they are.
+    """Whether cloudpickle can pickle it: what can't, such as a tracker's hook or a fused
+    optimizer's kernel, stays where it is.
 
-    Each hook may refer to the whole model and its optimizers: they are left out.
+    Each hook may refer to the whole model and its optimizers: they are left out of the trial.
     """
     import cloudpickle
 

@@ -127,6 +127,9 @@ def _as_started(
         if file.path.endswith(".py") and b"distmagic" in file.data:
             names = local_modules.imports_of_text(file.data)
             tops.update(name.partition(".")[0] for name in names)
+            # A shell's command with {values} (`with_commands` in request/cell.py).
+            if b'__import__("distmagic.' in file.data:
+                tops.add("distmagic")
     starters = []
     for module in (run_node, run_rank):
         path = Path(module.__file__ or "")

@@ -151,6 +151,14 @@ def test_a_program_that_reports_brings_the_part_of_distmagic_that_it_needs(
     assert done.stdout.startswith(str(out / "program/distmagic.zip")), done.stderr
 
 
+def test_a_command_with_a_value_brings_the_part_of_distmagic_that_it_needs(
+    cells, tmp_path
+):
+    cells("%%ranks --export slurm out\nx = 3\n!echo is {x}")
+    assert (tmp_path / "out/program/distmagic.zip").exists()
+    assert "PYTHONPATH=" in (tmp_path / "out/node.sh").read_text()
+
+
 def test_local_modules_come_along(cells, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_local_part.py").write_text("VALUE = 5\n")

@@ -102,9 +102,12 @@ def pasted(by_hand: str, word: str) -> str:
     """Return a word of a command that starts with `by_hand`, with quotes for each shell that reads
     it.
 
-    The user's shell is one of them, and each ssh has another one on its host.
+    The user's shell is one of them, and each ssh has another one on its host. The last of them
+    replaces a leading `~/`.
     """
-    for _ in range(1 + len(_SSH.findall(by_hand))):
+    home = "~/" if word.startswith("~/") else ""
+    word = home + shlex.quote(word[len(home) :])
+    for _ in _SSH.findall(by_hand):
         word = shlex.quote(word)
     return word
 

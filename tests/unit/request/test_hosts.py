@@ -1,5 +1,8 @@
 """Hosts as users write them, and what is said of those that are written wrong."""
 
+import os
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from distmagic.request.hosts import (
     parse_hostfile,
     parse_hosts,
     parse_slots,
+    pasted,
 )
 
 
@@ -62,6 +66,23 @@ def test_a_host(text, host):
 )
 def test_the_command_by_hand_has_all_that_was_typed(text, command):
     assert parse_host(text).by_hand() == command
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "home"),
+    [("env", "/here"), ("ssh a", "/on/a"), ("ssh a ssh b", "/on/b")],
+)
+def test_a_home_in_a_pasted_word_is_that_of_the_last_host(by_hand, home):
+    ssh = 'ssh() { HOME=/on/$1; export HOME; shift; eval "$*"; }'
+    line = f"{ssh}; {by_hand} echo {pasted(by_hand, '~/my env/python')}"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        env={"HOME": "/here", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout == f"{home}/my env/python\n"
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,23 @@ class Playground:
     ) -> None:
         numbers = range(1, count + 1)
         self.hosts = tuple(Host(name=f"node{number}") for number in numbers)
-        self.ssh_config = str(directory / "ssh_config")
         self.is_kept = is_kept
         self._server = server
         self._directory = directory
         self._owner = os.getpid()
         if not is_kept:
             atexit.register(self.stop)
+
+    @property
+    def ssh_config(self) -> str:
+        """The path of the OpenSSH configuration. Raises `DistmagicError` if the hosts have ended.
+
+        Another user may then make a directory of that name, and a configuration can run commands.
+        """
+        with suppress(OSError):
+            if self._directory.lstat().st_uid == os.getuid():
+                return str(self._directory / "ssh_config")
+        raise _ended()
 
     def order(self, verb: str = "", name: str = "") -> list[tuple[str, str, int]]:
         """Change the state of a host: freeze, thaw, cut, heal, off, on.
@@ -67,9 +77,7 @@ class Playground:
         """
         answer = _asked(self._directory, [verb, name], _ORDER_S)
         if not answer:
-            raise DistmagicError(
-                "The playground has ended.", "Write %distributed playground 2."
-            )
+            raise _ended()
         return [(name, state, count) for name, state, count in json.loads(answer)]
 
     def stop(self) -> None:
@@ -106,7 +114,8 @@ class Playground:
     def __repr__(self) -> str:
         names = ", ".join(host.name for host in self.hosts)
         state = "running" if self._directory.exists() else "stopped"
-        return f"<Playground of {names}: {state}, ssh -F {self.ssh_config} {self.hosts[0].name}>"
+        config = self._directory / "ssh_config"
+        return f"<Playground of {names}: {state}, ssh -F {config} {self.hosts[0].name}>"
 
 
 def start(
@@ -214,6 +223,8 @@ def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(limit_s)
+            if os.fstat(opened).st_uid != os.getuid():
+                return b""  # another user has taken the name of an ended one
             # A socket's path has at most 107 bytes.
             sock.connect(f"/proc/self/fd/{opened}/orders")
             sock.sendall(json.dumps(order).encode() + b"\n")
@@ -224,6 +235,12 @@ def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
         return b""
     finally:
         os.close(opened)
+
+
+def _ended() -> DistmagicError:
+    return DistmagicError(
+        "The playground has ended.", "Write %distributed playground 2."
+    )
 
 
 def _silent(limit_s: float) -> DistmagicError:

@@ -667,9 +667,7 @@ def test_a_kept_playground_outlives_its_kernel_and_is_found_again(lab, monkeypat
     assert lab.playgrounds[1].stopped
 
 
-def test_keep_takes_the_kept_playground_that_runs_and_else_starts_one(
-    lab, monkeypatch
-):
+def test_keep_takes_the_kept_playground_that_runs_and_else_starts_one(lab, monkeypatch):
     lab.value("%distributed playground 1")
     kept = lab.playground(2, keep=True)  # an earlier kernel's
     monkeypatch.setattr(playground, "found", lambda: kept)

@@ -463,6 +463,25 @@ def test_the_end_of_a_kept_playground_leaves_the_record_of_a_later_one(
     assert not record.exists()
 
 
+def test_a_directory_of_another_user_is_no_playground(tmp_path, monkeypatch):
+    """Its name is free once the playground has ended."""
+    monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(playground, "_ORDER_S", 0.2)
+    record = playground._kept()
+    record.parent.mkdir()
+    record.write_text(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    hosts = playground.Playground(None, tmp_path, 1, is_kept=True)
+    user = os.getuid()
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind("orders")
+        theirs.listen()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        assert playground.found() is None
+        with pytest.raises(DistmagicError, match="has ended"):
+            hosts.ssh_config  # noqa: B018
+
+
 def test_each_machine_of_a_shared_home_has_its_own_kept_playground(monkeypatch):
     record = playground._kept()
     monkeypatch.setattr(socket, "gethostname", lambda: "another")

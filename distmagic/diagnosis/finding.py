@@ -18,6 +18,7 @@ Level = Literal["error", "warning"]
 ANSWERS = ("open", "half", "refused", "silent", "no route", "no name", "another")
 ANY_PORT = 0  # instead of a free port's number
 MEMORY = "memory of GPU"  # the start of its checks
+NCCL = "NCCL"  # the check of what NCCL reports of a running job
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from distmagic.diagnosis.finding import Finding, Subject
+from distmagic.diagnosis.finding import NCCL, Finding, Subject
 
 _PROCESS = re.compile(r"Process (\d+) on node ([^\s<]+)")
 _MOST_LINES = 8
@@ -29,4 +29,4 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
             cure += (
                 f" By hand: {host.by_hand} ps -o pid,stat,wchan:20,cmd -p {missed[1]}"
             )
-        yield Finding("warning", (host or one).name, "NCCL", evidence, cure)
+        yield Finding("warning", (host or one).name, NCCL, evidence, cure)

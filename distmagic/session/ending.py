@@ -14,7 +14,7 @@ from distmagic.connection.link import Link
 from distmagic.connection.link_opener import UNKNOWN_HOST, Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.diagnosis.as_text import in_words
-from distmagic.diagnosis.finding import MEMORY
+from distmagic.diagnosis.finding import MEMORY, NCCL
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
@@ -96,8 +96,13 @@ class RunEnding:
                 found = doctor.examine(first_links, port=port, reported=reported)
             except (Exception, KeyboardInterrupt):  # noqa: BLE001
                 return ""  # the run's own error is raised, whatever fails here
-        # Memory of GPUs stops no network; other runs of the same user have some.
-        causes = [one for one in found.findings if not one.check.startswith(MEMORY)]
+        # The memory of GPUs stops no network, and NCCL reports of a job that still runs: both are
+        # of other runs of the same user.
+        causes = [
+            one
+            for one in found.findings
+            if not one.check.startswith(MEMORY) and one.check != NCCL
+        ]
         return in_words(causes)
 
     def _leave(self, followed: Followed, fleet: Fleet, screen: Screen) -> Detached:

@@ -39,13 +39,15 @@ def of(name: str, **odd: Any) -> FakeHost:
     return host
 
 
-def test_memory_that_another_run_holds_explains_no_hang():
+def test_memory_and_dead_processes_of_another_run_explain_no_hang():
     gpu = p.GpuHealth(model="H100", used_bytes=40 << 30, total_bytes=80 << 30)
-    odd = {"gpus": (gpu,), "torch_cuda": "12.8"}
+    dead = "Process 7 on node 10.0.0.9 is unreachable"
+    odd = {"gpus": (gpu,), "torch_cuda": "12.8", "nccl": dead}
     a, b = of("gpu-a", **odd), of("gpu-b", **odd, shm_bytes=0)
     said = diagnosed(lambda *_: reach(a, b))
     assert "gpu-b: /dev/shm has only 0 MiB" in said
     assert "held" not in said
+    assert "NCCL reports" not in said
 
 
 def test_hosts_that_can_not_be_asked_hide_no_error():

@@ -34,7 +34,12 @@ from types import ModuleType
 from typing import Any
 
 from distmagic.remote.training.groups import calls as group_calls
-from distmagic.remote.training.groups import is_of_all, members_of_new, recorded
+from distmagic.remote.training.groups import (
+    is_of_all,
+    members_of_new,
+    recorded,
+    unrecorded_call,
+)
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks
@@ -106,8 +111,11 @@ def is_of_call(error: BaseException) -> bool:
 def waiting(
     absent: Mapping[int, Iterable[GroupCalls] | None], since_ns: int
 ) -> tuple[str, int, list[int]] | None:
-    """Return the call since then in which this rank waits for some of these ranks, the call's time,
-    and those ranks.
+    """Return the call since then in which this rank waits for some of these ranks, a number, and
+    those ranks.
+
+    An equal number later means that it still waits: the call's time, or the bytes that were
+    transferred so far. An absent rank may still send what another one receives, or the reverse.
 
     `absent` are ranks that make no call now: None for one that does not run the cell, and the
     groups of one that has ended it, which may have made that call before. A group that it has
@@ -127,6 +135,12 @@ def waiting(
     names = {name: group for group, name in getattr(world, "pg_names", {}).items()}
     # Members of a smaller world have other numbers.
     is_known = bool(names) and is_of_all(c10d.get_world_size())
+    found = unrecorded_call() if is_known else None
+    if found is not None:
+        name, moved, members = found
+        missing = [rank for rank in members if rank in counts]
+        if missing:
+            return name, moved, missing
     others = _other_threads()
     for one in recorded() if is_known else ():
         made_ns, name = one["time_created_ns"], one["process_group"][0]

@@ -239,9 +239,12 @@ class CellLoop:
             if found and look == before:
                 name, _, missing = found
                 word = "rank" if len(missing) == 1 else "ranks"
+                cure = "Let all ranks of the process group make this call."
+                if name in ("send", "recv"):
+                    cure = "Let that rank make the matching call."
                 self._alone = (
                     f"{name} waits for {word} {','.join(ranges(missing))}: not in this cell, or at its end already. "
-                    "Let all ranks of the process group make this call."
+                    f"{cure}"
                 )
                 self._take(InterruptCell(cell=cell, ranks=(), failed=self._rank))
             before = look

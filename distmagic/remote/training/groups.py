@@ -27,9 +27,11 @@ each other at the store: then that connection is shut down.
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -50,6 +52,8 @@ _OF_GLOO = "_dump_fr_trace_json"
 # NCCL has its own recorder, in a torch built with it.
 _RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
+# Calls that wait for other ranks, and that gloo's recorder leaves out.
+_UNRECORDED = ("send", "recv", "monitored_barrier")
 # Modules of the classes whose objects hold groups.
 _HOLDERS = (
     (_C10D, "ProcessGroup"),
@@ -83,6 +87,8 @@ class _Notes:
     is_broken = False
     # Calls of a group that other ranks don't make.
     unmatched: Counter[str] = Counter()  # noqa: RUF012 - there is one object
+    # The unrecorded call that the main thread makes now, and its arguments.
+    unrecorded: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
 
 
 _notes = _Notes()
@@ -129,6 +135,7 @@ def begin_cell(number: int) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
     _notes.cell = number
     _notes.inits = 0
+    _notes.unrecorded = None
 
 
 def calls() -> tuple[GroupCalls, ...]:
@@ -162,6 +169,27 @@ def members_of_new() -> Iterable[int]:
     others; () for none.
     """
     return _notes.members
+
+
+def unrecorded_call() -> tuple[str, int, list[int]] | None:
+    """Return the `send`, `recv` or `monitored_barrier` that the main thread makes, how many bytes
+    its connections have moved, and the ranks for which it waits; none for a `recv` from any rank.
+    """
+    call = _notes.unrecorded
+    if call is None:
+        return None
+    original, args, kwargs = call
+    c10d: Any = sys.modules[_C10D]
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    numbers = c10d._world.pg_group_ranks[given.get("group") or c10d.group.WORLD]  # noqa: SLF001
+    name = original.__name__
+    if name == "monitored_barrier":
+        members = list(numbers)
+    else:
+        one = given.get("dst", given.get("src"))
+        number = given.get("group_dst", given.get("group_src"))
+        members = [rank for rank, of in numbers.items() if rank == one or of == number]
+    return name, group_sockets.moved_bytes(_notes.sockets), members
 
 
 def is_of_all(size: int) -> bool:
@@ -245,6 +273,9 @@ def _patch(c10d: Any) -> None:
     for name, ours in replacements.items():
         if hasattr(c10d, name):
             import_hooks.wrap(c10d, name, ours, *users)
+    for name in _UNRECORDED:
+        if hasattr(c10d, name):
+            import_hooks.wrap(c10d, name, _call_unrecorded, *users)
 
 
 # ---- replacements: each is called with torch's own function, followed by that function's arguments
@@ -325,6 +356,17 @@ def _call_alone(original: Any, *args: Any, **kwargs: Any) -> Any:
     finally:
         for name, number in _numbers():
             _notes.unmatched[name] += number - before.get(name, 0)
+
+
+def _call_unrecorded(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a call that gloo's recorder leaves out, and note it meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        return original(*args, **kwargs)
+    try:
+        _notes.unrecorded = original, args, kwargs
+        return original(*args, **kwargs)
+    finally:
+        _notes.unrecorded = None
 
 
 def _backend(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

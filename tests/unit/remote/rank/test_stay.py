@@ -432,6 +432,9 @@ def drive(book):
         ((1,), "dist.barrier(part)"),
         ((2,), "dist.new_group([0, 2])"),
         ((1,), 'dist.destroy_process_group(); dist.init_process_group("gloo")'),
+        ((0,), "dist.recv(total, src=1)"),
+        ((1,), "dist.send(total, group_dst=0, group=part)"),
+        ((2,), "dist.monitored_barrier()"),
     ):
         book.begin(source, ranks=ranks)
         ends = book.next(p.CellEnded, ranks)
@@ -519,14 +522,16 @@ if rank > 0:
     except BaseException:
         dist.all_reduce(total)
 '''
+RECEIVES = "dist.recv(total, 0) if rank == 1 else None"
 def drive(book):
     book.begin(BEGIN)
     book.next(p.CellEnded)
     for source, ended in (
         (MADE, (0,)), (SAVES, (0,)), ("if rank == 1: dist.barrier()", (0, 2)), (CATCHES, (0,)),
+        (RECEIVES, (0, 2)),
     ):
         slow = {"slow": Slow()} if "barrier" in source else {}
-        book.begin(source, anew=source == CATCHES, names=slow)
+        book.begin(source, anew=source in (CATCHES, RECEIVES), names=slow)
         ends = book.next(p.CellEnded, ended)
         others = tuple(one for one in ALL if one not in ended)
         book.ask(p.OthersEnded(cell=book.cell, ranks=others, ended=ended, groups=ends[0].groups), others)

@@ -1,7 +1,11 @@
 """Calls that wait for ranks which never come: broken, and the groups made anew. Real processes, with gloo."""
 
+import os
+import socket
+
 import pytest
 
+from distmagic.remote.training import group_sockets
 from tests.builders import gloo_ranks
 
 # The main thread is interrupted, which leaves no call, and then all groups are broken.
@@ -164,3 +168,18 @@ def test_a_rank_that_has_made_a_call_more_is_seen_and_what_ranks_do_alone_is_not
         ["0 3 1 all_reduce", "1 2 1 barrier"],
         ["0 3 1 all_reduce"],
     ]
+
+
+def test_what_connections_move_is_counted_as_long_as_they_are_the_same():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        own = {ours.fileno(): os.readlink(f"/proc/self/fd/{ours.fileno()}")}
+        before = group_sockets.moved_bytes(own)
+        theirs.sendall(bytes(5000))
+        ours.recv(5000, socket.MSG_WAITALL)
+        assert group_sockets.moved_bytes(own) == before + 5000
+        assert group_sockets.moved_bytes({ours.fileno(): "socket:[1]"}) == 0
+        group_sockets.shut(own)
+        assert ours.recv(1) == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from distmagic.connection.link import Link
@@ -39,7 +39,7 @@ class Control:
         self._again: list[protocol.HandedOn] = []  # sent ones that a new link needs
         self._heard: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         # What ranks printed while they ran no cell: their next one of the user shows it.
-        self._between: deque[Event] = deque(maxlen=_MOST_BETWEEN)
+        self._between: list[Event] = []
         self._wake: Callable[[], None] = lambda: None
         # Python versions of the hosts.
         self.pythons: frozenset[tuple[int, ...]] = frozenset()
@@ -97,7 +97,7 @@ class Control:
             # What came after the last look.
             for one in _printed(self.heard(0.0)):
                 if cell is not None and _is_seen_in(cell, one):
-                    self._between.append(one)
+                    self._keep(one)
 
     def heard(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call, after waiting at most `timeout_s` for one."""
@@ -117,11 +117,19 @@ class Control:
             if cell is not None:
                 self.is_refused |= any(_refuses(cell, one.what) for one in events)
                 self._heard.put(events)
-            self._between += (
-                one
-                for one in _printed(events)
-                if cell is None or not _is_seen_in(cell, one)
-            )
+            for one in _printed(events):
+                if cell is None or not _is_seen_in(cell, one):
+                    self._keep(one)
+
+    def _keep(self, event: Event) -> None:
+        """Keep what a rank printed for its next cell. A rank that prints much loses its own first
+        lines, and no other rank's.
+        """
+        self._between.append(event)
+        if len(self._between) > _MOST_BETWEEN:
+            ranks = [getattr(one.what, "rank", -1) for one in self._between]
+            [(rank, _)] = Counter(ranks).most_common(1)
+            del self._between[ranks.index(rank)]
 
     def sends(self, links: Mapping[int, Link]) -> list[Send]:
         """Return the messages to send now: each request once, and over each new link the cell and

@@ -114,6 +114,15 @@ def test_output_of_a_rank_without_a_cell_waits_for_its_next_one():
     assert control.heard(0.0) == []
 
 
+def test_a_rank_that_prints_much_between_two_cells_pushes_out_no_other_rank():
+    control = Control()
+    first, last = printed("first", rank=1), printed("last", rank=1)
+    many = [printed(str(number)) for number in range(200)]
+    control.hear([first, *many, last])
+    control.begin(p.RunCell(cell=1, ranks=(0, 1), text="1"))
+    assert control.heard(0.0) == [first, *many[-98:], last]
+
+
 def test_the_cell_of_another_kernel_with_the_same_number_takes_the_ranks():
     def hear(kernel: str) -> None:
         began = p.CellBegan(cell=1, rank=0, kernel=kernel)

@@ -305,11 +305,7 @@ class CellRunner:
 
         If it failed, raises its error instead, which carries the `Run`.
         """
-        values = {
-            rank: base64.b64decode(end.value)
-            for rank, end in cell.ends.items()
-            if end.value
-        }
+        values = cell_state.values(cell.ends)
         logged = {}
         for rank in cell.run.workers:
             end = cell.ends.get(rank)

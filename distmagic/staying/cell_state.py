@@ -4,6 +4,8 @@ out. Pure.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Literal
@@ -91,7 +93,9 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
     for event in events:
         what = event.what
         rank = getattr(what, "rank", -1)
-        is_elsewhere = rank >= 0 and rank not in state.run.workers
+        worker = state.run.workers.get(rank)
+        is_here = worker is not None and worker.node_rank == event.node_rank
+        is_elsewhere = rank >= 0 and not is_here
         if is_elsewhere or getattr(what, "cell", state.run.cell) != state.run.cell:
             continue
         if isinstance(what, protocol.StepCount):
@@ -162,6 +166,15 @@ def interrupted(
         events.append(Event(node_rank=0, at_s=run.at_s, what=Warned(text=notice)))
     run = fold(run, events)
     return replace(state, run=run, asked=state.asked.union(ranks))
+
+
+def values(ends: Mapping[int, protocol.CellEnded]) -> dict[int, bytes]:
+    """Return the parcels of the values that came with the ends of a cell, by rank."""
+    found = {}
+    for rank, end in ends.items():
+        with contextlib.suppress(ValueError):  # a host that sends anything
+            found[rank] = base64.b64decode(end.value)
+    return {rank: data for rank, data in found.items() if data}
 
 
 def shown(ends: Mapping[int, protocol.CellEnded]) -> list[str]:

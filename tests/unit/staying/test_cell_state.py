@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from distmagic import render
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire import protocol as p
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.verdict import verdict
-from distmagic.staying import cell_state
+from distmagic.staying import cell_state, out_of_step, past, stopping
 from distmagic.staying.cell_state import CellState, begin_cell, take
+from tests.builders.any_events import ANYTHING, FLOATS, SMALL, WORD, some
 from tests.builders.events import HOSTS, at, hello, output, progress, worker
 
 BEGAN_S = 100.0
@@ -137,3 +141,71 @@ def test_ranks_end_with_a_cell_that_not_all_of_them_have_ended():
     state = take(of_cell(), [cell_ended(0), *gone])
     assert state.run.is_over
     assert state.ends_ranks
+
+
+ENDED = st.builds(
+    p.Ended,
+    rank=SMALL,
+    restart=SMALL,
+    outcome=WORD,
+    code=SMALL,
+    failure=st.none() | st.just(FAILURE),
+)
+GROUP = st.builds(p.GroupCalls, name=WORD, size=SMALL, calls=SMALL, last=WORD)
+OF_CELLS = st.one_of(
+    st.builds(p.CellBegan, cell=SMALL, rank=SMALL, is_users=st.booleans(), text=WORD),
+    st.builds(
+        p.StepCount,
+        cell=SMALL,
+        rank=SMALL,
+        steps=SMALL,
+        iterations=SMALL,
+        idle_s=FLOATS,
+        step_s=FLOATS,
+    ),
+    st.builds(
+        p.CellEnded,
+        cell=SMALL,
+        rank=SMALL,
+        ended=ENDED,
+        shown=WORD,
+        value=WORD,
+        names=some(WORD),
+        groups=some(GROUP),
+        holders=some(WORD),
+        is_broken=st.booleans(),
+        logged=some(SMALL),
+    ),
+)
+HEARD = st.lists(
+    st.builds(
+        Event,
+        node_rank=st.integers(0, 1),
+        at_s=st.floats(BEGAN_S, BEGAN_S + 100),
+        what=OF_CELLS | ANYTHING,
+    ),
+    max_size=30,
+)
+
+
+@given(st.lists(HEARD, max_size=5))
+def test_whatever_hosts_say_of_a_cell_fails_no_notebook(batches):
+    cell, seen = of_cell(), past.Past()
+    for events in batches:
+        cell = stopping.next_stage(take(cell, events))
+        seen = past.take(seen, events)
+        for _ in range(3):
+            cell, _ = stopping.due(cell)
+        stopping.is_stuck(cell)
+        told = (*cell_state.shown(cell.ends), stopping.stopped_after(cell), stopping.raised_after(cell))  # fmt: skip
+        assert all(isinstance(text, str) for text in told)
+        assert all(data for data in cell_state.values(cell.ends).values())
+        out_of_step.notice(cell.ends)
+        render.html(cell.run)
+        assert {worker.rank for worker in cell.run.workers.values()} == {0, 1, 2, 3}
+    assert set(seen.ends) <= set(seen.names)
+
+
+def test_a_host_ends_no_cell_of_the_ranks_of_another_one():
+    cell = take(of_cell(), [cell_ended(0, node=1)])
+    assert (cell.ends, cell.at_work) == ({}, (0, 1, 2, 3))

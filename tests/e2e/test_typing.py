@@ -186,6 +186,34 @@ def test_a_debugger_opens_where_a_cell_on_ranks_that_stay_has_failed(warm_lab, g
         assert "The frames of that exception are gone" in watch.last.lines[0].text
 
 
+STOPS = """\
+import os
+import torch
+import torch.distributed as dist
+if not dist.is_initialized():
+    dist.init_process_group("gloo")
+total = torch.tensor([1.0 + int(os.environ["RANK"])])
+if dist.get_rank() == 1:
+    breakpoint()
+dist.all_reduce(total)
+total.item()
+"""
+
+
+def test_a_breakpoint_in_a_cell_of_ranks_that_stay(warm_lab):
+    """`c` goes on, and `q` fails the cell: nobody waits, and the next cell works."""
+    with ranks_that_stay(warm_lab) as (_, run_cell):
+        typist = Typist(["p total * 100", "total += 10", "c"])
+        run = run_cell(STOPS, typist)
+        assert dict(run.results) == dict.fromkeys(range(4), 20.0)
+        assert {(rank, file) for rank, file, _ in typist.places} == {(1, "cell")}
+        with pytest.raises(WorkerFailed) as failed:
+            run_cell(STOPS, Typist(["q"]))
+        assert failed.value.run.state.first_failure == 1
+        run = run_cell("dist.all_reduce(total := torch.ones(1)); total.item()", Watch())
+        assert dict(run.results) == dict.fromkeys(range(4), 4.0)
+
+
 @contextmanager
 def ranks_that_stay(lab: Lab) -> Iterator[tuple[Ranks, Callable[[str, Watch], Run]]]:
     way = runner.access(lab, warm_idle_s=900.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 
 import pytest
 
-from tests.e2e.faults import host_of, send
-from tests.lab import Lab
+from tests.e2e.faults import host_of, pids, send
+from tests.lab import Lab, LabHost
 from tests.lab.waiting import wait_until
 from tests.notebooks.kernel import live_notebook
 
@@ -93,10 +94,73 @@ def test_a_rank_that_dies_between_two_cells_ends_all_with_its_cause(lab, tmp_pat
     lab.assert_clean()
 
 
+WORKS = """\
+%%ranks pair
+import time
+from pathlib import Path
+
+(Path.home() / "begun").touch()
+time.sleep(3600)
+"""
+
+
+def strike(host: LabHost, process: str, job: str) -> None:
+    if process == "cable":
+        host.cut()
+    else:
+        send(host, pids(host, process, job), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_at_work", [True, False], ids=["in a cell", "between two"])
+@pytest.mark.parametrize(
+    ("process", "cause"),
+    [
+        ("torchrun", "torchrun on dm2 was ended by signal 9"),
+        ("agent", "dm2: its agent exited without an error message"),
+        ("cable", "dm2: none of its heartbeats reached the other hosts"),
+    ],
+)
+def test_what_a_host_loses_ends_the_ranks_of_all_with_its_cause(
+    lab: Lab, tmp_path, process: str, cause: str, is_at_work: bool
+) -> None:
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1,dm2:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        flags = "--node-lost-after 3 --lease 6 --warm-idle 0"
+        notebook.run(f"%%ranks pair {flags}\nkept = 7")
+        job = notebook.run("pair.job").strip("'")
+
+        def strike_when_all_work() -> None:
+            begun = [host.home / "begun" for host in lab.hosts[:2]]
+            wait_until(lambda: all(file.exists() for file in begun), "all at work")
+            strike(host_of(lab, "dm2"), process, job)
+
+        if is_at_work:
+            with notebook.meanwhile(strike_when_all_work):
+                text = notebook.fail(WORKS)
+        else:
+            strike(host_of(lab, "dm2"), process, job)
+            wait_until(lambda: notebook.run("pair.done") == "True", "the end")
+            text = notebook.fail("%%ranks pair\nkept")
+        assert cause in text
+        assert "Lost with the ranks of pair: kept" in text
+        if process == "cable":
+            host_of(lab, "dm2").heal()
+        assert notebook.run("%%ranks pair\n1 + 1").endswith("ranks 0-1: 2\n")
+    lab.assert_clean()
+
+
 def test_the_end_of_the_kernel_ends_the_ranks(lab, tmp_path):
     with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
         notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
         assert notebook.run("%%ranks\n6 * 7").endswith("rank 0: 42\n")
+    lab.assert_clean()
+
+
+def test_ranks_end_with_a_kernel_that_is_killed(lab, tmp_path):
+    with live_notebook(tmp_path, {"DISTMAGIC_HOSTS": "dm1:1"}) as notebook:
+        notebook.run(f'%config Distmagic.ssh_config = "{lab.ssh_config}"')
+        notebook.run("%%ranks --lease 3 --warm-idle 0\n6 * 7")
+        os.kill(notebook.pid, signal.SIGKILL)
     lab.assert_clean()
 
 

@@ -208,6 +208,16 @@ print("its warning", file=sys.stderr)
     assert "the first cell" in notebook.run("ranks.logs(2)")
 
 
+def test_cells_of_ranks_are_compared_by_what_they_report(notebook):
+    for loss in (3, 5):
+        notebook.run(f"%%ranks -o idea{loss}\nimport distmagic\ndistmagic.report(loss={loss})")  # fmt: skip
+    table = notebook.run("import distmagic\ndistmagic.compare(idea3, idea5)")
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
+    assert "loss" in rows["run"]
+    assert "3" in rows["idea3"]
+    assert "5" in rows["idea5"]
+
+
 def test_a_long_cell_is_brought_before_it_runs(notebook):
     notebook.run("import random\ntext = random.Random(5).randbytes(400_000)")
     text = notebook.run("%%ranks\nlen(text)")

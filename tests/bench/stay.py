@@ -1,9 +1,14 @@
-"""Section stay: ranks that stay on 2 hosts. An interrupt at a step, a broken group, large values, 1,000 empty cells."""
+"""Section stay: ranks that stay on 2 hosts. An interrupt at a step, a broken group, large values, 1,000 empty cells.
+
+And what it costs a rank to count its steps.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.bench import links
-from tests.bench.bench import Bench
+from tests.bench.bench import REPOSITORY, Bench
 from tests.bench.contestants import Place, magic_line
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
@@ -53,6 +58,22 @@ if dist.get_rank() != 1:
 else:
     dist.recv(torch.ones(1), src=2)
 """
+# The smallest step that there is, without what a rank calls after each step, and with it.
+_STEPS = """
+import json, pathlib, sys, timeit
+import torch
+from distmagic.remote.training import profiling, steps
+torch.set_num_threads(1)
+weight = torch.nn.Parameter(torch.zeros(4))
+weight.grad = torch.ones(4)
+step = torch.optim.SGD([weight], lr=0.1).step
+took_us = lambda: min(timeit.repeat(step, number=500, repeat=20)) / 500 * 1e6
+took_us()
+without = took_us()
+folder = pathlib.Path(sys.argv[1])
+steps.install(profiling.Profiling(folder, folder, 0).look)
+print(json.dumps([took_us(), without]))
+"""
 
 
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
@@ -69,7 +90,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
             ]
             kernel.run("%distributed end ranks")
             kernel.run("%distributed down")
-        return (*rows, *_large(bench, place))
+        return (*rows, *_large(bench, place), _steps(bench, folder))
 
 
 def _interrupted(bench: Bench, kernel: Kernel, folder: Path) -> Iterator[MetricRow]:
@@ -176,4 +197,18 @@ def _large(bench: Bench, place: Place) -> Iterator[MetricRow]:
     yield MetricRow(what=what, unit="s", ours=(took_s,))
     yield MetricRow(
         what="... bytes out of the notebook", unit="GB", ours=(gigabytes,), target=Target(limit=1.1, of="ours")
+    )  # fmt: skip
+
+
+def _steps(bench: Bench, folder: Path) -> MetricRow:
+    command = [sys.executable, "-c", _STEPS, str(folder)]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    found = []
+    for _ in range(bench.rounds):
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+        found.append(json.loads(done.stdout))
+    bench.say(f"stay: the smallest step, counted and not counted: {found[-1]} us")
+    return MetricRow(
+        what="the smallest SGD step of a rank, counted", unit="us", ours=tuple(ours for ours, _ in found),
+        against="not counted", theirs=tuple(theirs for _, theirs in found), target=Target(limit=1.1),
     )  # fmt: skip

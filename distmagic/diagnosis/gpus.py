@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distmagic.diagnosis.finding import MEMORY, Finding, Level, Subject
+from distmagic.payload.sizes import plural
 
 _HELD_BYTES = 1 << 30  # displays and the driver use less
 
@@ -44,7 +45,7 @@ def _of_device(subject: Subject, number: int) -> Iterator[Finding]:
     name, ask, gpu = subject.name, subject.by_hand, subject.examined.gpus[number]
     root = subject.as_root
     if gpu.ecc_errors:
-        evidence = f"GPU {number} has had {gpu.ecc_errors} memory errors that could not be corrected."
+        evidence = f"GPU {number} has had {plural(gpu.ecc_errors, 'memory error')} that could not be corrected."
         cure = (
             f"{root} nvidia-smi --gpu-reset -i {number}    # when nothing uses that GPU"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.frozen import frozen
+from distmagic.render import quantities as q
 from distmagic.render.table import aligned
 from distmagic.render.text_width import cut_middle, plain
 
@@ -74,7 +75,7 @@ class Profile:
             name = cut_middle(plain(op.name), _NAME)
             rows.append([name, f"{op.ms:.2f}", f"{op.calls:g}", slowest])
         lines = [
-            f"The longest operations in one step, the mean of all ranks and of {self.steps} steps:",
+            f"The longest operations in one step, the mean of all ranks and of {q.plural(self.steps, 'step')}:",
             aligned(rows),
         ]
         if self.waits:

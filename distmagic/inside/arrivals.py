@@ -161,7 +161,7 @@ class Arrivals:
             outcome = member.outcomes.get(cell)
             if outcome is None and 0 < cell <= self.ended_cell:
                 passed = UsageError(
-                    f"Node 0 has run {self.ended_cell} cells or scripts already, and this node starts from the first.",
+                    f"Node 0 has ended cell or script {self.ended_cell} already, and this node starts from the first.",
                     "Restart the notebooks of all nodes.",
                 )
                 outcome = {"error": as_words(passed)}

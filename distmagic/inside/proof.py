@@ -18,6 +18,7 @@ from distmagic.connection.certificate import shared_secret
 from distmagic.errors import UsageError
 from distmagic.inside import shared_home
 from distmagic.inside.job_node import Environ, JobNode
+from distmagic.payload.sizes import plural
 from distmagic.remote.contact import mutual_tls
 from distmagic.remote.wire.protocol import Secret
 
@@ -119,7 +120,7 @@ def proof_of(environ: Environ, place: JobNode) -> SharedSecret | None:
     text = environ.get(SECRET, "")
     if text and len(text) < _LEAST_CHARS:
         raise UsageError(
-            f"{place.words}: {SECRET} has {len(text)} characters, and whoever guesses it can run programs on your nodes.",
+            f"{place.words}: {SECRET} has {plural(len(text), 'character')}, and whoever guesses it can run programs on your nodes.",
             f"Use {_LEAST_CHARS} or more, such as those of: openssl rand -hex 16",
         )
     if text:

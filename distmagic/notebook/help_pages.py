@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
@@ -30,6 +31,36 @@ _PIECE = re.compile(r".+\n(?:(?!- ).+\n)*(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n
 _WORD = re.compile(r"[^\W_]+")
 _SHORT_SECTION = 1_400  # characters of a section that is shown as a whole
 _DOUBLED = re.compile(r"(?<=([bdgmnprt]))\1$")  # stopp(ed), debugg(ing)
+_SYNONYMS = (  # a line a thing: the manual has some of its words, and readers ask by others
+    "bastion gateway hop intermediate jump proxyjump tunnel",
+    "accelerator card cuda device gpu graphics",
+    "abort cancel halt kill quit stop terminate",
+    "log output print stderr stdout",
+    "checkpoint resume restore snapshot",
+    "eviction evicted preempted preemption reclaimed spot",
+    "apptainer container containerized docker image oci podman singularity",
+    "deadlock freeze frozen hang stalled stuck",
+    "bandwidth interconnect latency slow throughput",
+    "bottleneck flame flamegraph profile profiler slow",
+    "box computer host machine node server worker",
+    "colleague coworker people somebody teammate",
+    "big corpus dataset gigabyte huge large",
+    "copy deliver send ship transfer upload",
+    "fetch download retrieve bring",
+    "firewall iptables packet port traffic",
+    "card interface nic subnet",
+    "conda env environment mamba venv virtualenv",
+    "editable edited fork hacked modified patched",
+    "audit compliance infosec questionnaire review security",
+    "certificate signed",
+    "crash crashed die died restarted",
+    "dashboard tensorboard tracker visualize wandb",
+    "hub jupyterhub multi university",
+    "oom memory ram",
+    "diverge inf nan",
+    "credential password secret token",
+    "heterogeneous lack mixed unequal",
+)
 _COMMON = re.compile(
     "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
     "on|one|or|same|see|shows?|than|the|this|to|up|use|what|when|where|which|who|why|with|you|your"
@@ -169,6 +200,20 @@ def _stems(text: str) -> set[str]:
     return {_stem(word) for word in _WORD.findall(text.lower())}
 
 
+@functools.cache
+def _synonyms(stem: str) -> frozenset[str]:
+    """Return the stems of all words that mean the same, empty if there are none."""
+    groups = [_stems(group) for group in _SYNONYMS]
+    return frozenset(chain.from_iterable(group for group in groups if stem in group))
+
+
+def _share(stem: str, stems: set[str]) -> float:
+    """Return how much a text with these stems counts for a word: a synonym counts half."""
+    if stem in stems:
+        return 1
+    return 0 if stems.isdisjoint(_synonyms(stem)) else 0.5
+
+
 def search(
     question: Sequence[str], pages: Mapping[str, str], most: int = 3
 ) -> list[Passage]:
@@ -176,7 +221,7 @@ def search(
     ones, the shortest.
 
     Empty if no word is found. A misspelled word counts as the most similar word. A word in a
-    heading counts twice.
+    heading counts twice. A synonym counts half.
     """
     found = [
         (passage, _stems(passage.text), _stems(passage.heading))
@@ -187,17 +232,18 @@ def search(
     rarity: dict[str, float] = {}
     for asked in _WORD.findall(" ".join(question).lower()):
         stem = _stem(asked)
-        if stem not in spread and len(stem) > 3:
+        if stem not in spread and not _synonyms(stem) and len(stem) > 3:
             stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.85)), stem)
-        if stem in spread and not _COMMON.fullmatch(asked):
-            rarity[stem] = math.log(1 + len(found) / spread[stem])
+        places = spread[stem] or sum(spread[other] for other in _synonyms(stem))
+        if places and not _COMMON.fullmatch(asked):
+            rarity[stem] = math.log(1 + len(found) / places)
     ranked = []
     for index, (_passage, text, heading) in enumerate(found):
-        points = sum(
-            weight * ((stem in text) + 2 * (stem in heading))
-            for stem, weight in rarity.items()
-        )
-        matched = sum(stem in text or stem in heading for stem in rarity)
+        shares = {
+            stem: _share(stem, text) + 2 * _share(stem, heading) for stem in rarity
+        }
+        points = sum(rarity[stem] * share for stem, share in shares.items())
+        matched = sum(share > 0 for share in shares.values())
         if matched:
             ranked.append((-points * matched, len(text), index))
     return [found[index][0] for _points, _words, index in sorted(ranked)[:most]]

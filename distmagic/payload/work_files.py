@@ -26,7 +26,7 @@ from distmagic.payload import blobs
 from distmagic.payload.folder import Contents, check_size, contents_of, file_of
 from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
-from distmagic.payload.sizes import size_text
+from distmagic.payload.sizes import plural, size_text
 from distmagic.payload.tree import packed
 
 _IGNORE_FILE = ".distmagicignore"
@@ -99,7 +99,7 @@ def _large(contents: Contents, what: str) -> str:
         return ""
     size, count = size_text(contents.size_bytes), len(contents.files)
     return (
-        f"{what} travels, {size} in {count:,} files, once to each host: what hosts don't need can stand in "
+        f"{what} travels, {size} in {plural(count, 'file')}, once to each host: what hosts don't need can stand in "
         f"{_IGNORE_FILE}, written as .gitignore"
     )
 

@@ -195,7 +195,7 @@ def curves(state: RunState, *, with_values: bool = False) -> str:
         )
     more = len(names) - len(shown)
     if more:
-        legend += f'<span class="dm-faint">and {more} more metrics: {state.variable}.metrics</span>'
+        legend += f'<span class="dm-faint">and {q.plural(more, "more metric")}: {state.variable}.metrics</span>'
     return (
         f'<div class="dm-curves">{figures}</div><div class="dm-legend">{legend}</div>'
     )

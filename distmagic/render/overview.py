@@ -273,7 +273,7 @@ def _alerts(state: RunState) -> Iterable[Alert]:
     yield from newest  # an old notice has been seen; a new one may be about a full disk
     more = len(urgent[_MAX_ALERTS:]) + len(notices) - len(newest)
     if more:
-        yield Alert("warning", f"and {more} more notices")
+        yield Alert("warning", f"and {q.plural(more, 'more notice')}")
 
 
 def _failure(state: RunState) -> Iterable[Alert]:

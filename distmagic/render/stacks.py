@@ -46,7 +46,9 @@ def stacks_html(found: Explanation, job: str) -> str:
         parts.append(alert_html(Alert("error", words)))
     more = len(found.groups) - SHOWN_GROUPS
     if more > 0:
-        parts.append(alert_html(Alert("warning", f"ranks are at {more} more places")))
+        parts.append(
+            alert_html(Alert("warning", f"ranks are at {q.plural(more, 'more place')}"))
+        )
     return f'<div class="distmagic">{style()}{"".join(parts)}</div>'
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distmagic.failures.calls import Parting, Side, parting
+from distmagic.payload.sizes import plural
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.protocol import Frame, Stacks, Thread
@@ -420,7 +421,7 @@ def stacks_text(explanation: Explanation) -> str:
         parts.append("\n".join([head, *stack_lines(group)]))
     more = len(explanation.groups) - SHOWN_GROUPS
     if more > 0:
-        parts.append(f"ranks are at {more} more places")
+        parts.append(f"ranks are at {plural(more, 'more place')}")
     return "\n\n".join(parts)
 
 

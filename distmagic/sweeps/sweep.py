@@ -24,6 +24,7 @@ from distmagic.errors import UsageError
 from distmagic.outcome.shown import cell_number, kernel
 from distmagic.payload.blobs import in_use
 from distmagic.payload.pack import Payload
+from distmagic.payload.sizes import plural
 from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.render.screen import Screen
@@ -87,7 +88,7 @@ def slots(
         room = host.slots if isinstance(host.slots, int) else len(named) or ranks
         if named and room > len(named):
             raise UsageError(
-                f"{host.name} has {len(named)} devices for this sweep, and {room} were named.",
+                f"{host.name} has {plural(len(named), 'device')} for this sweep, and {room} were named.",
                 f"Write {host.name}:{len(named)}, or less.",
             )
         for first in range(0, room - ranks + 1, ranks):
@@ -95,7 +96,7 @@ def slots(
             found.append(Slot(host=replace(host, slots=ranks), devices=own))
     if not found:
         raise UsageError(
-            f"No host has room for the {ranks} ranks of a run.",
+            f"No host has room for the {plural(ranks, 'rank')} of a run.",
             "Give a run fewer by nproc_per_node, or a host more: gpu-a:8.",
         )
     return tuple(found)

@@ -43,7 +43,7 @@ OF_COMMANDS = {
 # Of programs that the manual starts: accelerate, bash, containers, training scripts, wsl.
 OF_OTHERS = {"--deepspeed", "--device", "--epochs", "--execute", "--init", "--ipc", "--logdir", "--network", "--nv", "--to",
              "--cpus", "--gres", "--me", "--ntasks-per-node", "--num-nodes", "--offset", "--output", "--payload", "--size", "--type",
-             "--gpus", "--install", "--local", "--master-addr", "--node-rank", "--nproc", "--rdzv", "--user", "--world"}  # fmt: skip
+             "--gpus", "--install", "--local", "--master-addr", "--node-rank", "--nproc", "--rdzv", "--user", "--volumes", "--world"}  # fmt: skip
 PICTURE_BYTES = 150_000
 
 

@@ -21,6 +21,7 @@ from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.job_requests import read
 from distmagic.diagnosis.profile import Profile, longest, merged, waits
 from distmagic.errors import NoResult, ProtocolError, UsageError
+from distmagic.payload.sizes import plural
 from distmagic.remote.wire import protocol
 
 WAIT_S = 120.0
@@ -59,7 +60,7 @@ def profile(
     ):
         if waiting:
             notes.append(
-                f"{hosts[node_rank]}: {waiting} of its ranks did not make {steps} steps of an optimizer within {timeout_s:g} s."
+                f"{hosts[node_rank]}: {waiting} of its ranks did not make {plural(steps, 'step')} of an optimizer within {timeout_s:g} s."
             )
         for rank, trace in found.items():
             host_of[rank] = hosts[node_rank]

@@ -81,7 +81,7 @@ class _Sieve:
         """A sentence about the parts left out."""
         named = "; ".join(self._left_out[:_NAMED_AT_MOST])
         more = len(self._left_out) - _NAMED_AT_MOST
-        return f"{named}; and {more:,} more parts" if more > 0 else named
+        return f"{named}; and {more:,} more" if more > 0 else named
 
     def sifted(self, part: ValuePart, around: frozenset[int]) -> object:
         """Return a part unchanged if it can be pickled, else the rest of it.

@@ -193,7 +193,7 @@ def test_a_profile_as_text(golden):
         waits=waits(traces, 1),
         hosts=HOSTS,
         notes=(
-            "gpu-c: 1 of its ranks did not make 1 steps of an optimizer within 120 s.",
+            "gpu-c: 1 of its ranks did not make 1 step of an optimizer within 120 s.",
         ),
     )
     golden(*[line.rstrip() for line in repr(found).splitlines()])

@@ -456,9 +456,31 @@ QUESTIONS = (
 )
 
 
+# In words that the right page does not have.
+SYNONYMS = (
+    ("tunnel through a gateway machine with a separate key", "A jump host"),
+    ("hop over an intermediate server", "A jump host"),
+    ("upload a giant corpus once", "20 GB of data"),
+    ("I hacked a pip library locally", "My own fork of a package"),
+    ("visualize the loss in a dashboard", "TensorBoard, Weights & Biases"),
+    ("flame graph of my step", "Profile a training loop"),
+    ("restore weights after eviction", "Checkpoint, and resume"),
+    ("share the box with a coworker", "Two users or notebooks"),
+    ("some workers lack a graphics card", "Mixed (heterogeneous) hosts"),
+    ("questionnaire of the infosec team", "For a security review"),
+    ("deadlocked ranks", "Debug a rank"),
+    ("multi-user notebook server", "JupyterHub"),
+)
+
+
 @pytest.mark.parametrize(("question", "heading"), QUESTIONS)
 def test_the_first_answer_is_the_right_one(question, heading):
     assert help_pages.search(question.split(), PAGES)[0].heading == heading
+
+
+@pytest.mark.parametrize(("question", "beginning"), SYNONYMS)
+def test_synonyms_lead_to_the_right_answer(question, beginning):
+    assert help_pages.search(question.split(), PAGES)[0].heading.startswith(beginning)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_of_many_parts_the_first_are_named_and_the_others_counted(tmp_path):
     assert sentence.startswith(
         "result[0] is a lock, which can't be pickled; result[1] is a lock"
     )
-    assert sentence.endswith("; and 7 more parts")
+    assert sentence.endswith("; and 7 more")
 
 
 def test_a_key_that_can_not_be_pickled_takes_its_value_along(tmp_path):

@@ -61,10 +61,9 @@ def test_the_pages_name_the_command(page):
     assert "docker compose up" in (REPOSITORY / page).read_text()
 
 
-def test_jupyter_knows_these_options():
-    from jupyter_server.serverapp import ServerApp
-
-    options = re.findall(r"--ServerApp\.(\w+)=", JUPYTER)
-    assert set(options) <= set(ServerApp.class_trait_names(config=True))
-    folder = JUPYTER.split()[-1]
+def test_jupyter_opens_the_course_to_the_published_port():
+    *_, address, as_root, no_browser, folder = JUPYTER.split()
+    assert address == "--ServerApp.ip=0.0.0.0"  # of the container
+    assert as_root == "--ServerApp.allow_root=True"
+    assert no_browser == "--no-browser"
     assert (REPOSITORY / folder / "00_quickstart.ipynb").exists()

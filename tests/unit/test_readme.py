@@ -48,9 +48,10 @@ PICTURE_BYTES = 150_000
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+    found = re.findall(
+        r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
     )
+    return [text for name, text in found if name == language]
 
 
 def name_of(page: Path) -> str:

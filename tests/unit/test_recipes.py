@@ -21,8 +21,8 @@ HELP = REPOSITORY / "distmagic" / "help"
 def block(page: str, words: str) -> str:
     """Return the only block of plain text of a page with these words in it."""
     text = (HELP / f"{page}.md").read_text()
-    found = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (one,) = [text for text in found if words in text]
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (one,) = [text for language, text in found if not language and words in text]
     return one
 
 

@@ -13,7 +13,7 @@ from tests import REPOSITORY
 COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
 (SERVICE,) = COMPOSE["services"].values()
 SHELL, _OPTIONS, SCRIPT = SERVICE["command"]
-MAKE, JUPYTER = SCRIPT.splitlines()
+MAKE, ACTIVATE, JUPYTER = SCRIPT.splitlines()
 
 
 def test_the_notebook_listens_on_this_machine_alone_and_asks_for_a_token():
@@ -51,7 +51,8 @@ def test_make_installs_what_notebooks_need_into_the_volume():
     assert f"sh .ci/make-venv python3 {venv}" in done.stdout
     assert "--editable '.[notebooks]'" in done.stdout
     assert ".venv" not in re.sub(r"make-venv|#.*", "", done.stdout).replace(venv, "")
-    assert JUPYTER.split()[1] == f"{venv}/bin/jupyter"
+    assert ACTIVATE == f". {venv}/bin/activate"
+    assert JUPYTER.startswith("exec jupyter lab ")
 
 
 @pytest.mark.parametrize(

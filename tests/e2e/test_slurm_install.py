@@ -16,7 +16,7 @@ PAGE = (REPOSITORY / "distmagic" / "help" / "slurm.md").read_text()
 INSTALLED = """
     set -eu
     for folder in /etc/munge /var/lib/munge /var/log/munge /etc/slurm /var/lib/slurm /var/log/slurm; do
-        mkdir -p $folder; mount -n -t tmpfs tmpfs $folder
+        mkdir -p $folder; mount -n -t tmpfs -o mode=755 tmpfs $folder
     done
     mkdir -p /run/munge /var/lib/slurm/slurmctld /var/lib/slurm/slurmd
     chown munge: /run/munge /etc/munge /var/lib/munge /var/log/munge

@@ -8,7 +8,7 @@ from tests import REPOSITORY
 from tests.notebooks.kernel import LiveNotebook, live_notebook
 
 HELP = REPOSITORY / "distmagic" / "help"
-HERE = re.compile(r" --hosts \S+|(?<=\%\%ranks) --hosts \S+")
+THEIR_HOSTS = re.compile(r" --hosts \S+")
 
 
 def recipe(page: str, words: str) -> str:
@@ -21,12 +21,12 @@ def recipe(page: str, words: str) -> str:
 
 def on_two_ranks(cell: str) -> str:
     """Return a cell for two ranks of this machine."""
-    first, _, rest = HERE.sub("", cell).partition("\n")
+    first, _, rest = THEIR_HOSTS.sub("", cell).partition("\n")
     return f"{first} --nproc-per-node 2\n{rest}"
 
 
 def finished(notebook: LiveNotebook, cell: str) -> bool:
-    return notebook.run(on_two_ranks(cell)).startswith("done 100% · 2 ranks on ")
+    return "done 100% · 2 ranks on " in notebook.run(on_two_ranks(cell))
 
 
 def test_programs_of_recipes_train_on_two_ranks(tmp_path):
@@ -54,16 +54,11 @@ def test_recipes_for_a_training_of_ones_own_run(tmp_path):
         notebook.run(
             "import os\n"
             "def train(*args, **options):\n"
-            "    os.makedirs('checkpoints', exist_ok=True)\n"
-            "    open('checkpoints/last.pt', 'w').close()\n"
             "    return args, options, os.environ.get('LR'), os.environ.get('HF_TOKEN')"
         )
         assert finished(notebook, recipe("howto-code", "--env LR=0.1"))
         shown = notebook.run("_run.results[1]")
         assert shown == "((), {'steps': 500}, '0.1', 'a-token')"
-        assert finished(notebook, recipe("howto-code", "--fetch"))
-        assert notebook.run("run.results[0][1]") == "{'steps': 500}"
-        assert (tmp_path / "checkpoints" / "last.pt").exists()
         assert finished(notebook, recipe("howto-hosts", "--debug -o run"))
         assert finished(notebook, recipe("flags", "--hang-timeout 10m --grace 2m"))
         notebook.run("print(run.logs(0))")
@@ -79,8 +74,11 @@ def test_recipes_for_ranks_that_stay_run_one_after_the_other(tmp_path):
         )
         load = recipe("howto-train", "model = load()")
         notebook.run(on_two_ranks(load))
-        assert notebook.run(recipe("howto-train", "train(model, lr=0.1)")).endswith("ranks 0-1: 0.1\n")  # fmt: skip
-        notebook.run("%%ranks\nimport torch\noptimizer = torch.optim.SGD(model.parameters(), lr=1.0)")  # fmt: skip
-        changed = notebook.run(recipe("howto-train", '["lr"] = 1e-4'))
-        assert changed.endswith("ranks 0-1: 0.0001\n")
+        shown = notebook.run(recipe("howto-train", "train(model, lr=0.1)"))
+        assert shown.splitlines()[-1] == "ranks 0-1: 0.1"
+        notebook.run(
+            "%%ranks\nimport torch\noptimizer = torch.optim.SGD(model.parameters(), lr=1.0)"
+        )
+        shown = notebook.run(recipe("howto-train", '["lr"] = 1e-4'))
+        assert shown.splitlines()[-1] == "ranks 0-1: 0.0001"
         notebook.run("%distributed end")

@@ -51,7 +51,7 @@ def test_make_installs_what_notebooks_need_into_the_volume():
     assert f"sh .ci/make-venv python3 {venv}" in done.stdout
     assert "--editable '.[notebooks]'" in done.stdout
     assert ".venv" not in re.sub(r"make-venv|#.*", "", done.stdout).replace(venv, "")
-    assert ACTIVATE == f". {venv}/bin/activate"
+    assert f". {venv}/bin/activate" == ACTIVATE
     assert JUPYTER.startswith("exec jupyter lab ")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +19,7 @@ from distmagic.diagnosis.finding import (
     odd_ones,
     others_have,
 )
+from distmagic.diagnosis.of_host import of_own_name
 from distmagic.planning.preflight import CLOCKS_APART_S
 from distmagic.remote.frozen import frozen
 
@@ -235,12 +238,17 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
             one.examined.hostname.partition(".")[0] != one.name.partition(".")[0]
         ),
     )
+    led_to = Counter(map(_place_of_name, machines.values()))
     for one in own_first if len(machines) > 1 else ():
         host, hostname, route = one.name, one.examined.hostname, one.examined.route
+        place = _place_of_name(one)
+        if led_to[place] > 1 and place not in ("", route.address):
+            yield of_own_name(one, f"leads to {place}")
         first = names.setdefault(hostname, host)
         if first != host:
             evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."
-            own = host if host[0].isalpha() else f"host-{host.replace('.', '-')}"
+            is_name = re.fullmatch(r"[A-Za-z][\w.-]*", host)
+            own = host if is_name else "-".join(["host", *re.findall(r"\w+", host)])
             cure = f"{one.as_root} hostnamectl set-hostname {own}    # for a container: docker run --hostname {own}"
             yield Finding("warning", host, "host name", evidence, cure)
         first = addresses.setdefault(route.address, host)
@@ -254,13 +262,26 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
         yield Finding("error", host, "address", evidence, cure)
 
 
+def _place_of_name(one: Subject) -> str:
+    """Return the first address to which a host's own name leads on it, "" for none but a loopback
+    address.
+    """
+    first = next(iter(one.examined.name_addresses or ()), "")
+    return "" if is_loopback(first) else first
+
+
 def _of_clocks(subjects: Sequence[Subject]) -> Iterator[Finding]:
     def allow(ahead_s: float) -> int:
         spans = [one.clock_s for one in subjects]
         return sum(least <= ahead_s <= most for least, most in spans)
 
-    # The time of most clocks. In a tie the first one's: it is unknown which is right.
-    first = max(subjects, key=lambda one: allow(one.clock_s[0]))
+    def rank(one: Subject) -> tuple[int, bool]:
+        least, most = one.clock_s
+        is_as_here = least - CLOCKS_APART_S <= 0.0 <= most + CLOCKS_APART_S
+        return allow(least), is_as_here
+
+    # The time of most clocks. In a tie that of the notebook, and then the first one's.
+    first = max(subjects, key=rank)
     usual = first.clock_s[0]
     have = allow(usual)
     others = "the others'" if len(subjects) - 1 == have > 1 else f"{first.name}'s"

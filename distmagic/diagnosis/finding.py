@@ -49,7 +49,7 @@ class Subject:
     python: tuple[int, ...]
     facts: Facts
     examined: Examined
-    # min and max of its clock minus a common clock
+    # min and max of its clock minus the notebook machine's
     clock_s: tuple[float, float] = (0.0, 0.0)
     # results of its connections to other hosts, by host and port, in the words of
     # `distmagic.remote.checkup.doors`

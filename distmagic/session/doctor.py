@@ -97,7 +97,9 @@ def examine(
             ports = (port or _TORCHS_PORT, ANY_PORT)
             request = replace(request, peer=_meeting_place(links), ports=ports)
         named_ports = (port,) if port else ()
-        asked = in_parallel(partial(_visit, request, named_ports), names, found)
+        own_s = time.time() - time.monotonic()
+        visit = partial(_visit, request, named_ports, own_s)
+        asked = in_parallel(visit, names, found)
         visits = [one for one in asked if isinstance(one, _Visit)]
         subjects = in_parallel(partial(_dialled, visits, request.ports), visits)
         in_parallel(_shut, visits)
@@ -146,16 +148,20 @@ def _meeting_place(links: Sequence[Link]) -> str:
 def _visit(
     request: protocol.Examine,
     named_ports: tuple[int, ...],
+    own_s: float,
     name: str,
     found: Link | DistmagicError,
 ) -> _Visit | Unreached:
-    """Return a host's answer, or the error of asking it. From then on it listens."""
+    """Return a host's answer, or the error of asking it. From then on it listens.
+
+    `own_s` is this machine's time minus its monotonic clock.
+    """
     if isinstance(found, DistmagicError):
         return Unreached(name=name, error=found)
     # Each host has its own secret: an address that two hosts share may lead to the wrong one.
     secret = secrets.token_hex(16)
     try:
-        examined, clock_s = host_requests.examine(found, replace(request, secret=secret))  # fmt: skip
+        examined, (least, most) = host_requests.examine(found, replace(request, secret=secret))  # fmt: skip
     except DistmagicError as error:
         found.close()
         return Unreached(name=name, error=error)
@@ -165,7 +171,7 @@ def _visit(
         python=found.python,
         facts=found.facts,
         examined=examined,
-        clock_s=clock_s,
+        clock_s=(least - own_s, most - own_s),
         named_ports=named_ports,
     )
     return _Visit(subject=subject, link=found, secret=secret)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
 
 import pytest
 
@@ -12,10 +14,12 @@ from distmagic.diagnosis.report import Report
 from distmagic.errors import Hung, RendezvousFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.doctor import examine
+from tests.builders.pythons import another_python
 from tests.e2e.runner import all_reduce, as_value, reach, run
 from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.clock import give_clock
-from tests.lab.waiting import HANG_S
+from tests.lab.nvml import give_nvidia_gpus
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -48,8 +52,9 @@ def test_healthy_labs_of_other_sizes_have_no_finding(make_lab, count):
     assert (report.findings, report.table, report.square) == ((), (), ()), repr(report)
 
 
-def test_bridges_of_containers_have_one_address_on_all_hosts_and_are_no_finding(ended):
-    for host in ended.hosts:
+def give_bridge(lab: Lab) -> None:
+    """Give each host a bridge of containers, with the same address, before its network card by name."""
+    for host in lab.hosts:
         host.is_to_be_mended()
         for words in (
             "link add docker0 type bridge",
@@ -58,8 +63,25 @@ def test_bridges_of_containers_have_one_address_on_all_hosts_and_are_no_finding(
         ):
             done = host.exec(["ip", *words.split()])
             assert done.returncode == 0, done.stderr
+
+
+def test_bridges_of_containers_have_one_address_on_all_hosts_and_are_no_finding(ended):
+    give_bridge(ended)
     report = examined(ended)
     assert report.findings == (), repr(report)
+    assert {one.examined.route.interface for one in report.subjects} == {"eth0"}
+
+
+def test_names_that_lead_to_the_bridge_of_each_host_are_found(ended):
+    """The wrong interface comes first: who announces its name is looked for on its own bridge."""
+    give_bridge(ended)
+    for host in ended.hosts:
+        host.resolve_own_name("172.17.0.1")
+    report = examined(ended)
+    assert of(report) == {("warning", host.name, "own name") for host in ended.hosts}
+    for one, host in zip(report.findings, ended.hosts, strict=True):
+        assert "leads to 172.17.0.1" in one.evidence
+        assert one.cure.endswith(f": {host.address} {host.name}")
 
 
 # ---- the way to a host
@@ -123,6 +145,27 @@ def test_a_host_without_torch_and_one_without_python(make_lab):
     assert ("warning", "dm2", "numpy") in of(report)
 
 
+def other_torch(lab: Lab) -> None:
+    folder = lab.hosts[1].home / "other" / "torch"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "version.py").write_text("__version__ = '2.4.0'\n")
+    (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/other\n")
+
+
+def test_a_host_with_another_python_which_has_no_torch(lab):
+    folder = lab.hosts[1].home / "bin"
+    folder.mkdir()
+    (folder / "python3").symlink_to(another_python())
+    (lab.hosts[1].home / ".bashrc").write_text("export PATH=$HOME/bin:$PATH\n")
+
+    assert of(examined(lab)) == {
+        ("warning", "dm2", "python"),
+        ("error", "dm2", "torch"),
+        ("warning", "dm2", "numpy"),
+    }
+
+
 def loopback(lab: Lab) -> None:
     lab.hosts[1].resolve_own_name("127.0.1.1")
 
@@ -152,6 +195,7 @@ def variable(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("spoil", "level", "check"),
     [
+        (other_torch, "error", "torch"),
         (loopback, "warning", "own name"),
         (nowhere, "warning", "own name"),
         (small_memory, "warning", "/dev/shm"),
@@ -167,6 +211,18 @@ def test_what_is_wrong_with_one_host_is_found_there(lab, spoil, level, check):
         (level, "dm2", check)
     }, repr(report)
     assert all(one.cure for one in report.findings)
+
+
+def test_a_host_with_a_gpu_less(ended):
+    """Played by a library that answers as NVIDIA's does."""
+    for host, count in zip(ended.hosts, (2, 1, 2), strict=True):
+        give_nvidia_gpus(host, count)
+    report = examined(ended)
+    assert {one for one in of(report) if one[2] != "CUDA of torch"} == {
+        ("warning", "dm2", "GPUs")
+    }, repr(report)
+    assert "the number of GPUs is 1, where the others have 2." in repr(report)
+    assert "dm2 nvidia-smi -L" in repr(report)
 
 
 def test_hosts_that_all_have_one_name(make_lab):
@@ -231,6 +287,38 @@ def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
     assert words in repr(report)
     assert report.square
     print(report, report.took_s)
+
+
+def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_path):
+    """Two hosts run plain torchrun, which waits for ten minutes for a port that is closed. The doctor names it meanwhile."""
+    first, *_ = lab.hosts
+    first.close_ports("reject with tcp reset", but=(22,))
+    words = (
+        f"-m torch.distributed.run --nnodes 2 --master-addr {first.address} --node-rank"
+    )
+    begun, logs = [], [tmp_path / str(number) for number in range(2)]
+    start = time.monotonic()
+    try:
+        for number, log in enumerate(logs):
+            torchrun = ["python3", *words.split(), str(number), "/dev/null"]
+            command = lab.hosts[number].command(torchrun)
+            with log.open("wb") as file:
+                begun.append(subprocess.Popen(command, stdout=file, stderr=file))
+        examining = time.monotonic()
+        report = examined(lab)
+        took_s = time.monotonic() - examining
+        until_s = start + 10 * took_s
+        wait_until(lambda: time.monotonic() > until_s, "its time", 10 * took_s + HANG_S)
+        assert [log.read_text() for log in logs] == ["", ""]
+        assert [one.poll() for one in begun] == [None, None]
+    finally:
+        for one in begun:
+            one.kill()
+            one.wait()
+    assert {(one.level, one.host) for one in report.findings} == {("error", "dm1")}
+    assert "no other host can dial it" in repr(report)
+    assert "iptables -I INPUT" in repr(report)
+    print(f"found in {took_s:.1f} s")
 
 
 # ---- in a terminal

@@ -28,14 +28,18 @@ def set_clock(host: LabHost, ahead_s: int) -> None:
     (host.home / _AHEAD).write_text(str(ahead_s))
 
 
-@functools.cache
 def library() -> bytes:
     """Return what LD_PRELOAD takes; the file that CLOCK_AHEAD names has the seconds."""
+    return compiled(Path(__file__).with_suffix(".c"))
+
+
+@functools.cache
+def compiled(source: Path) -> bytes:
+    """Return the shared library of a source in C."""
     compiler = COMPONENTS["cc"].path()
     assert compiler is not None
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "clock.so")
-        source = Path(__file__).with_suffix(".c")
+        made = Path(folder, "library.so")
         command = [compiler, "-shared", "-fPIC", "-O2", "-o", made, source, "-ldl"]
         subprocess.run(command, check=True)
         return made.read_bytes()

@@ -3,8 +3,8 @@ and ends every process.
 
 The agent runs a job on one node from torchrun's start to the last process. It is the only writer of
 the node's journal. One thread runs one loop over a selector; a second thread only measures the
-hardware. The agent uses no SSH, no torch and no blocking call, and runs no code of the user. Read
-in this order:
+hardware, and one asks NCCL about a job that stands still. The agent uses no SSH, no torch and no
+blocking call, and runs no code of the user. Read in this order:
 
     main.py          the process: its signals, its beginning and its end
     agent.py         `Agent`: the loop, torchrun's start and end, and the requests of notebooks

@@ -1,6 +1,7 @@
 """Collects the stack traces of all ranks of a node, and journals them.
 
-Nothing in this module blocks.
+Nothing in this module blocks. NCCL may take seconds to report the processes that it misses, so a
+thread asks it, on the node of rank 0: it reports the same to all.
 
 A rank that has a thread for such requests is asked by a file (rank/calls.py). Any other rank, and
 one whose thread does not answer, is asked by a signal, unless the request forbids it.
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess
+from distmagic.remote.checkup import nccl_ras
 from distmagic.remote.rank import calls, sources, stacks
 from distmagic.remote.rank.stacks import Sources
 from distmagic.remote.records.journal import Journal
-from distmagic.remote.system import processes
+from distmagic.remote.system import processes, threads
 from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
@@ -66,6 +68,7 @@ class StackDumper:
     # Processes that were checked after their end.
     _over: set[int] = field(default_factory=set)
     _asked_last: set[int] = field(default_factory=set)  # processes, by `ask_last`
+    _nccl: list[str] = field(default_factory=list)  # answers of NCCL for the journal
     # ID of the current request, "" for none; all its events have it.
     _request_id: str = ""
     _quietly: bool = False
@@ -90,6 +93,10 @@ class StackDumper:
                 if reply is not None and (has_left or pid in self._asked_last):
                     left = _Asked(rank=rank, by_signal=False, text=reply[1])
                     self._answer(left, reply[0].calls, protocol.LEFT)
+        while self._nccl:
+            lines = self._nccl.pop().split("\n")
+            if found := "; ".join(line.strip() for line in lines if line.strip()):
+                self._journal.add(protocol.Notice(text=f"NCCL reports: {found}."))
         if not self._request_id and self._queue:
             self._begin(
                 now, [rank for rank in ranks if not rank.is_over and rank.is_running]
@@ -126,6 +133,9 @@ class StackDumper:
         self._quietly = self._queue.pop(self._request_id)
         self._began = now
         self._count = len(ranks)
+        if not self._quietly and any(rank.hello.rank == 0 for rank in ranks):
+            with suppress(RuntimeError):  # the system allows no further thread
+                threads.begin("ras", lambda: self._nccl.append(nccl_ras.errors()))
         for rank in ranks:
             if calls.ask(self._run_dir, rank.hello.pid):
                 self._waiting.append(_Asked(rank=rank, by_signal=False))

@@ -25,6 +25,7 @@ What ends each of them:
     member                 the end of the connection of its member
     osmo-log               the end of the workflow, after which it is joined
     proxy, sky, stderr, wait   the end of the process that it reads or reaps
+    ras                    NCCL's answer, or its time limit
     run                    its function: one message, or one connection that is closed
     sweep                  the end of all runs of the sweep, or of the one that it follows
     spread                 `close` of the blob server, which joins it

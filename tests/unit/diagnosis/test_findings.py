@@ -271,10 +271,22 @@ def test_a_name_of_several_hosts_belongs_to_the_one_that_is_reached_by_it():
     assert "hostnamectl set-hostname gpu-1 " in finding.cure
 
 
-def test_a_host_that_is_named_by_an_address_gets_a_name_that_is_none():
-    one, other = (host(number, {"hostname": "node"}, name=f"10.0.0.{number}") for number in (1, 2))  # fmt: skip
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("10.0.0.2", "host-10-0-0-2"), ("fd00::2", "host-fd00-2"), ("fe80::2%eth0", "host-fe80-2-eth0")],
+)  # fmt: skip
+def test_a_host_that_is_named_by_an_address_gets_a_name_that_is_none(address, name):
+    one, other = host(1, {"hostname": "node"}), host(2, {"hostname": "node"}, name=address)  # fmt: skip
     (finding,) = report([one, other], TORCH).findings
-    assert "hostnamectl set-hostname host-10-0-0-2 " in finding.cure
+    assert f"hostnamectl set-hostname {name} " in finding.cure
+
+
+@pytest.mark.parametrize(("ahead_s", "odd"), [((300.0, 0.0), "gpu-1"), ((0.0, 300.0), "gpu-2"), ((-9.0, 300.0), "gpu-2")])  # fmt: skip
+def test_of_two_clocks_the_one_is_wrong_that_differs_from_this_machines(ahead_s, odd):
+    """Where both differ, nobody knows."""
+    hosts = [host(n, clock_s=(one - 0.1, one)) for n, one in enumerate(ahead_s, 1)]
+    (finding,) = report(hosts, TORCH).findings
+    assert (finding.host, finding.check) == (odd, "clock")
 
 
 FOLDER = "/my images/a.sif"
@@ -420,6 +432,22 @@ def test_a_host_that_is_reached_at_its_own_loopback_address_has_no_wrong_name():
         route = Route(address=address, interface="lo")
         one = host(1, examined={"route": route, "name_addresses": (address,)})
         assert report([one], TORCH).findings == ()
+
+
+def test_names_that_all_lead_to_one_bridge_are_named_on_each_host(golden):
+    """As where the first address of a host is that of its docker0."""
+    bridge = {"name_addresses": ("172.17.0.1", "10.0.0.7")}
+    said = report([host(1, bridge), host(2, bridge), host(3)], TORCH)
+    assert {(one.host, one.check) for one in said.findings} == {
+        ("gpu-1", "own name"),
+        ("gpu-2", "own name"),
+    }
+    golden(said)
+
+
+def test_a_name_that_leads_to_another_network_of_its_host_is_no_finding():
+    hosts = [host(n, {"name_addresses": (f"192.168.0.{n}",)}) for n in (1, 2)]
+    assert report(hosts, TORCH).findings == ()
 
 
 def test_a_name_of_which_nothing_is_known_is_no_finding():

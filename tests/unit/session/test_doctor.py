@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import types
 
 import numpy as np
@@ -16,8 +17,8 @@ from tests.builders.jobs import assert_left
 from tests.lab import wait_until
 
 
-def examined(name: str) -> p.Examined:
-    route = p.Route(address="10.0.0.1", interface="eth0")
+def examined(name: str, time_s: float = 0.0) -> p.Examined:
+    route = p.Route(address="10.0.0.1", interface="eth0", time_s=time_s)
     return p.Examined(
         hostname=name,
         name_addresses=("10.0.0.1",),
@@ -91,6 +92,15 @@ def test_packages_of_a_notebook_are_known_by_what_its_cells_have_imported():
 def test_the_port_of_a_rendezvous_that_nobody_could_dial():
     assert doctor.port_in("10.0.0.1 port 29533 (Connection refused)") == 29533
     assert doctor.port_in("nothing is said of it") == 0
+
+
+def test_of_two_hosts_the_one_whose_clock_is_not_this_machines_is_named():
+    a, b = well("gpu-a"), well("gpu-b")
+    a.answers[p.Examine] = lambda _: [examined("gpu-a", time.time() + 300)]
+    b.answers[p.Examine] = lambda _: [examined("gpu-b", time.time())]
+    report = doctor.examine(reach(a, b))
+    (finding,) = (one for one in report.findings if one.check == "clock")
+    assert finding.host == "gpu-a"
 
 
 def test_an_answer_that_is_none_counts_as_something_else_behind_the_door():

@@ -11,7 +11,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.state.events import Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
-from distmagic.state.verdict import verdict
+from distmagic.state.verdict import may_be_of_hosts, verdict
 from tests.builders.events import HOSTS, at, ended, hello, output, worker
 
 NAMES = {
@@ -159,6 +159,22 @@ def test_the_error_names_both_hosts(golden):
         == f"rank 2 (gpu-b, local_rank 0) raised RuntimeError: {failure.message}"
     )
     golden(error.hint.splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("message", "may_be"),
+    [
+        (f"{PAIR} connect [10.0.0.1]:13195: Connection refused", True),
+        (f"{PAIR} Connect timeout [10.0.0.1]:40000", True),
+        (f"{PAIR} Connection closed by peer [10.0.0.1]:40000", False),
+        ("the loss is not a number", False),
+    ],
+)
+def test_the_doctor_looks_after_errors_of_the_network(message, may_be):
+    """A connection that a peer has ended is no fault of the network."""
+    failure = p.Failure(type="RuntimeError", message=message, traceback="T")
+    state = run_of(ended(2, 1, outcome="raised", code=1, failure=failure))
+    assert may_be_of_hosts(state, verdict(state)) == may_be
 
 
 def test_what_nccl_says_on_stderr_counts_where_the_exception_says_less(golden):

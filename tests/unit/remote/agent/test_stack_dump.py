@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from distmagic.remote.agent.stack_dump import StackDumper
+from distmagic.remote.checkup import nccl_ras
 from distmagic.remote.rank import stacks
 from distmagic.remote.records import journal
 from distmagic.remote.records.journal import Journal
-from distmagic.remote.system import processes
+from distmagic.remote.system import processes, threads
 from distmagic.remote.wire import protocol
 from tests.lab.waiting import wait_until
 
@@ -296,6 +298,34 @@ def test_a_torch_that_records_otherwise_says_nothing_of_calls(node):
 def test_a_node_without_ranks_answers_at_once(node):
     node.dumper.request("a")
     assert node.step() == [protocol.StacksDone(request_id="a", ranks=0)]
+
+
+def test_nccl_is_asked_which_processes_it_misses_unless_asked_quietly(
+    node, monkeypatch, golden
+):
+    asked = []
+    answers = ["DEAD\n  1 job process is considered dead\n\n  Process 7 on node 10.0.0.2\n", ""]  # fmt: skip
+    monkeypatch.setattr(nccl_ras, "errors", lambda: asked.append(0) or answers.pop(0))
+    node.start(ANSWERS + AS_A_RANK)
+    asked_quietly(node)
+    assert asked == []
+    node.stacks("a")
+    found = wait_until(
+        lambda: [one for one in node.step() if isinstance(one, protocol.Notice)],
+        "its answer",
+    )
+    golden(found[0].text)
+    node.stacks("b")
+    wait_until(lambda: len(asked) == 2, "the second answer")
+    assert not answers
+    assert [one for one in node.step() if isinstance(one, protocol.Notice)] == found
+
+
+def test_nccl_is_asked_on_the_node_of_rank_0_alone(node, monkeypatch):
+    monkeypatch.setattr(threads, "begin", pytest.fail)
+    node.start(ANSWERS + AS_A_RANK)
+    node.ranks[0].hello = replace(node.ranks[0].hello, rank=8)
+    assert list(node.stacks("a")) == [8]
 
 
 def test_two_calls_at_once_are_both_answered(node):

@@ -14,19 +14,21 @@ from distmagic.remote.wire.codec import decode
 from distmagic.remote.wire.parts import GroupCalls
 from tests.builders.forks import Forks
 
-# Two ranks make one call together, and part. If they wait they are asked.
+# Two ranks make one call together, and part; so does each pair of acts. If they wait they are asked.
 RANKS = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from distmagic.remote.rank import calls
+from distmagic.remote.wire.events import LEFT
 
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
 
-def act(words):
+def act(words, rank):
     name, size = words.split()
-    x = torch.ones(int(size))
+    x, both = torch.ones(int(size)), torch.ones(2 * int(size))
+    halves = list(both.chunk(2))
     group = dist.new_group([0, 1], group_desc="inner")
     dist.barrier()
     if name == "broadcast":
@@ -37,6 +39,18 @@ def act(words):
         dist.all_reduce(x, group=group)
     elif name == "barrier":
         dist.barrier()
+    elif name == "reduce":
+        dist.reduce(x, 0)
+    elif name == "all_gather":
+        dist.all_gather(halves, x)
+    elif name == "gather":
+        dist.gather(x, halves if rank == 0 else None)
+    elif name == "scatter":
+        dist.scatter(x, halves if rank == 0 else None)
+    elif name == "reduce_scatter":
+        dist.reduce_scatter(x, halves)
+    elif name == "all_to_all":
+        dist.all_to_all_single(both, both.clone())
 
 def be(rank, port, words):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
@@ -44,53 +58,73 @@ def be(rank, port, words):
     calls.answer(folder, dist.distributed_c10d)
     try:
         dist.init_process_group("gloo")
-        act(words)
+        act(words, rank)
     except Exception as error:
         calls.leave(error)
         os._exit(1)
     calls.leave()
     os._exit(0)
 
-def how_it_waits(pid):
+def how_it_is(pid):
     while True:
-        calls.ask(folder, pid)
-        time.sleep(0.01)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return str(os.waitstatus_to_exitcode(status))
         reply = calls.reply_of(folder, pid)
-        if reply is not None and any(not call.is_over for group in reply[0].calls for call in group.calls):
+        groups = reply[0].calls if reply else ()
+        if any(not one.is_over and (one.number > 1 or group.name) for group in groups for one in group.calls):
             return "waits"
+        with contextlib.suppress(OSError), (folder / f"calls-{pid}").open("r+b") as file:
+            line = file.readline()
+            if line and LEFT.encode() not in line:  # it is no request yet, and not the last word
+                file.truncate(0)
+        time.sleep(0.01)
 
 def how_it_ends(pid):
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-pids = []
-for rank, words in enumerate(sys.argv[3:]):
-    pid = os.fork()
-    if pid == 0:
-        be(rank, store.port, words)
-    pids.append(pid)
-how = how_it_waits if sys.argv[2] == "wait" else how_it_ends
-ends = [*map(how, pids)]
-print(*ends)
-for pid, end in zip(pids, ends):
-    if end == "waits":
-        os.kill(pid, signal.SIGKILL)
-for pid in pids:
-    print((folder / f"calls-{pid}").read_bytes().partition(b"\\n")[0].decode())
+how = how_it_is if sys.argv[2] == "wait" else how_it_ends
+for pair in zip(sys.argv[3::2], sys.argv[4::2]):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pids = []
+    for rank, words in enumerate(pair):
+        pid = os.fork()
+        if pid == 0:
+            be(rank, store.port, words)
+        pids.append(pid)
+    ends = [*map(how, pids)]
+    for pid, end in zip(pids, ends):
+        if end == "waits":
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    print(*ends)
+    for pid in pids:
+        print((folder / f"calls-{pid}").read_bytes().partition(b"\\n")[0].decode())
 """
+
+
+def all_parted(
+    torch_forks: Forks, tmp_path, how: str, *acts: str
+) -> list[tuple[list[str], Parting | None]]:
+    """Return of each pair of acts how its two ranks ended, or that they wait, and where they part."""
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    done = torch_forks.run(script, str(tmp_path), how, *acts)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = iter(done.stdout.decode().splitlines())
+    found = []
+    for ends in lines:
+        answers = [decode(next(lines).encode())[1] for _ in range(2)]
+        found.append((ends.split(), parting(answers)))
+    return found
 
 
 def parted(
     torch_forks: Forks, tmp_path, how: str, *acts: str
 ) -> tuple[list[str], Parting | None]:
     """Return how two ranks ended, or that they wait, and where they part."""
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    done = torch_forks.run(script, str(tmp_path), how, *acts)
-    assert done.returncode == 0, done.stderr.decode()
-    ends, *lines = done.stdout.decode().splitlines()
-    answers = [decode(line.encode())[1] for line in lines]
-    return ends.split(), parting(answers)
+    (found,) = all_parted(torch_forks, tmp_path, how, *acts)
+    return found
 
 
 SIZES = [
@@ -122,13 +156,26 @@ def test_a_rank_that_left_early_is_known_by_its_last_call(torch_forks, tmp_path)
     assert (one.kind, one.number, one.missing) == ("behind", 2, (1,))
 
 
+NAMES = ("all_reduce", "broadcast", "barrier", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["broadcast 4", "barrier 4"])
-def test_calls_that_differ_are_answered(torch_forks, tmp_path, other):
-    ends, one = parted(torch_forks, tmp_path, "wait", "all_reduce 4", other)
-    assert ends == ["waits", "waits"]
-    assert one is not None
-    assert (one.kind, one.number) == ("different", 2)
+@pytest.mark.parametrize("mine", NAMES)
+def test_every_pair_of_calls_that_differ_is_told(torch_forks, tmp_path, mine):
+    """Gloo lets some wait, aborts others, and lets some even succeed. Its reduce_scatter is an all_reduce for each rank."""
+    others = [name for name in NAMES if name != mine]
+    acts = [f"{name} 4" for other in others for name in (mine, other)]
+    found = all_parted(torch_forks, tmp_path, "wait", *acts)
+    told = {}
+    for other, (_, one) in zip(others, found, strict=True):
+        assert one is not None, other
+        told[other] = (one.kind, one.number, [side.ranks for side in one.sides])
+    wanted = dict.fromkeys(others, ("different", 2, [(0,), (1,)]))
+    if mine == "all_reduce":
+        wanted["reduce_scatter"] = ("behind", 3, [(1,)])
+    if mine == "reduce_scatter":
+        wanted["all_reduce"] = ("behind", 3, [(0,)])
+    assert told == wanted
 
 
 def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):

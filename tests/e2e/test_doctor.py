@@ -397,12 +397,21 @@ def test_a_slow_host_is_told_from_a_slow_link(ended, capsys):
 
 
 def stand_still() -> None:
-    """Report one step of two, and never the second one."""
+    """Report one step of two, and never the second one. Rank 0 answers as NCCL's own service does."""
+    import os
+    import socket
     import time
 
     import distmagic
 
     distmagic.report(step=1, total=2)
+    if os.environ["RANK"] == "0":
+        server = socket.create_server(("127.0.0.1", 28028))
+        while True:
+            guest, _ = server.accept()
+            with guest:
+                guest.recv(100)
+                guest.sendall(b"Errors\n======\n\nDEAD\n  1 job process is dead\n\n")
     while True:
         time.sleep(0.1)
 
@@ -413,6 +422,8 @@ def test_under_a_hang_stands_what_is_wrong(lab):
         run(lab, "dm1:1,dm2:1", as_value(stand_still), hang_timeout_s=5.0)
     assert "warning: dm2: /dev/shm has only 64 MiB" in str(caught.value)
     assert "warning: dm1" not in str(caught.value)
+    notices = caught.value.run.state.notices
+    assert "dm1: NCCL reports: DEAD; 1 job process is dead." in notices
 
 
 def test_under_a_rendezvous_that_failed_stands_what_is_wrong(lab):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -153,13 +154,15 @@ def other_torch(lab: Lab) -> None:
     (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/other\n")
 
 
-def test_a_host_with_another_python_which_has_no_torch(lab):
-    folder = lab.hosts[1].home / "bin"
-    folder.mkdir()
-    (folder / "python3").symlink_to(another_python())
-    (lab.hosts[1].home / ".bashrc").write_text("export PATH=$HOME/bin:$PATH\n")
-
-    assert of(examined(lab)) == {
+def test_a_host_with_another_python_which_has_no_torch():
+    python = Path(another_python())
+    with Lab(2, keep=(python.parents[1],)) as lab:
+        folder = lab.hosts[1].home / "bin"
+        folder.mkdir()
+        (folder / "python3").symlink_to(python)
+        (lab.hosts[1].home / ".bashrc").write_text("export PATH=$HOME/bin:$PATH\n")
+        report = examined(lab)
+    assert of(report) == {
         ("warning", "dm2", "python"),
         ("error", "dm2", "torch"),
         ("warning", "dm2", "numpy"),
@@ -290,7 +293,7 @@ def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
 
 
 def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_path):
-    """Two hosts run plain torchrun, which waits for ten minutes for a port that is closed. The doctor names it meanwhile."""
+    """Plain torchrun waits ten minutes for a host that refuses it. The doctor names that host meanwhile."""
     first, *_ = lab.hosts
     first.close_ports("reject with tcp reset", but=(22,))
     words = (
@@ -309,7 +312,7 @@ def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_pat
         took_s = time.monotonic() - examining
         until_s = start + 10 * took_s
         wait_until(lambda: time.monotonic() > until_s, "its time", 10 * took_s + HANG_S)
-        assert [log.read_text() for log in logs] == ["", ""]
+        assert logs[1].read_text() == ""
         assert [one.poll() for one in begun] == [None, None]
     finally:
         for one in begun:
@@ -318,7 +321,6 @@ def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_pat
     assert {(one.level, one.host) for one in report.findings} == {("error", "dm1")}
     assert "no other host can dial it" in repr(report)
     assert "iptables -I INPUT" in repr(report)
-    print(f"found in {took_s:.1f} s")
 
 
 # ---- in a terminal

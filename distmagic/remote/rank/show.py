@@ -10,6 +10,9 @@ IPython.
 from __future__ import annotations
 
 import builtins
+import importlib.abc
+import importlib.machinery
+import inspect
 import io
 import sys
 from typing import Any
@@ -39,11 +42,16 @@ def install() -> None:
     )
     import_hooks.when_imported("IPython.core.display_functions", _show_from_ipython)
     builtins.display = display  # type: ignore[attr-defined]
+    sys.meta_path.append(_StandIn())
 
 
 def display(*objects: Any, **_: Any) -> None:
     """Show pictures and print anything else, as IPython's `display` does outside a notebook."""
     _display(print, *objects)
+
+
+def clear_output(*_: Any, **__: Any) -> None:
+    """Keep the output, unlike IPython in a notebook: it belongs to the run."""
 
 
 def show(figure: object) -> None:
@@ -107,6 +115,43 @@ def _show_from_ipython(module: Any) -> None:
     """Make `display` show pictures; other objects are written as before."""
     others = [sys.modules.get(name) for name in ("IPython.display", "IPython")]
     import_hooks.wrap(module, "display", _display, *others)
+
+
+class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `IPython.display` on a host without IPython, for the user's code alone: libraries would
+    take a host with IPython for a notebook.
+    """
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec for IPython and its module `display`, None for all others."""
+        if name not in ("IPython", "IPython.display"):
+            return None
+        frame = inspect.currentframe()
+        file = __file__
+        while frame and (file == __file__ or "importlib" in file):
+            frame = frame.f_back
+            file = frame.f_code.co_filename if frame else ""
+        if "-packages/" in file:
+            return None
+        is_package = name == "IPython"
+        return importlib.machinery.ModuleSpec(name, self, is_package=is_package)
+
+    def create_module(self, _: importlib.machinery.ModuleSpec) -> None:
+        """Leave it to Python."""
+
+    def exec_module(self, module: Any) -> None:
+        """Give the module what a rank has of it."""
+        if module.__name__ == "IPython":
+            module.version_info, module.get_ipython = (0, 0), lambda: None
+        else:
+            module.display, module.clear_output = display, clear_output
+            module.__getattr__ = _missing
+
+
+def _missing(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ModuleNotFoundError("No module named 'IPython'", name="IPython")
 
 
 def _display(original: Any, *objects: Any, **kwargs: Any) -> Any:

@@ -123,6 +123,31 @@ def test_what_is_shown_as_in_a_cell_is_a_picture_of_the_rank(is_warm):
     ]  # fmt: skip
 
 
+WITHOUT = """
+from distmagic.remote.rank import show
+show.install()
+library = "try: import IPython\\nexcept ImportError: print('a library finds none')"
+exec(compile(library, "/lib/site-packages/library.py", "exec"))
+from IPython import display as shown, get_ipython
+from IPython.display import clear_output, display
+import IPython.display
+clear_output(wait=True); IPython.display.clear_output(); shown.display("as here"); display("the same")
+print(get_ipython(), hasattr(shown, "__path__"))
+for line in ("from IPython.display import HTML", "shown.HTML('<b>')", "from IPython import embed"):
+    try: exec(line)
+    except ImportError as error: print(type(error).__name__, error.name)
+"""
+
+
+def test_a_host_without_ipython_has_what_displays_for_the_users_code():
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = completed([sys.executable, "-S", "-c", WITHOUT], env=env)
+    assert done.stdout.splitlines() == [
+        "a library finds none", "as here", "the same", "None False",
+        "ModuleNotFoundError IPython", "ModuleNotFoundError IPython", "ImportError IPython",
+    ]  # fmt: skip
+
+
 def test_a_figure_of_matplotlib(agent):
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -124,8 +124,11 @@ def pack_call(
         source = SourceForm(other.version, code if is_of_cell else None, title)
     with _explained(thunk, limit_bytes, labels, other):
         call = dumped(Call(thunk), seen, limit_bytes, source, names)
-    # A pickle of source does not name the functions inside a function.
-    codes = [inner for one in seen.codes for inner in codes_in(one)]
+        # Gradients double the size of a model, so they only travel to code that looks at them.
+        if seen.has_gradients and any("grad" in one.co_names for one in _codes(seen)):
+            seen = Seen(takes_gradients=True)
+            call = dumped(Call(thunk), seen, limit_bytes, source, names)
+    codes = _codes(seen)
     captured = frozenset(seen.modules)
     modules = captured.union(*map(local_modules.imports_of_code, codes))
     found = local_modules.found(modules)
@@ -156,6 +159,11 @@ def pack_call(
             thunk, limit_bytes=limit_bytes, labels=labels, title=title, other=python
         ),
     )
+
+
+def _codes(seen: Seen) -> list[CodeType]:
+    # A pickle of source does not name the functions inside a function.
+    return [inner for one in seen.codes for inner in codes_in(one)]
 
 
 def _namespace(thunk: Thunk) -> Mapping[str, object]:

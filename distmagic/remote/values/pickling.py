@@ -66,6 +66,8 @@ class Packer:
         self._refuse = refuse
         self.source = source
         self.is_aside = is_aside
+        # The globals that become those of `__main__`; None: of all functions of `__main__`.
+        self.main: Mapping[str, object] | None = None
         self._definitions: dict[str, object] = {}
         self._pickler = _pickler_class()(
             sink, self, lambda buffer: self._buffers.append(buffer.raw())
@@ -79,6 +81,7 @@ class Packer:
         Call only once. With the notebook's `namespace`, also the values that a rank may look up by
         name.
         """
+        self.main = self.main or namespace
         try:
             self._pickler.dump(value)
             asides: dict[str, object] = {}
@@ -105,6 +108,7 @@ class Packer:
                     continue
                 sink, seen = by_name.Small(), Seen()
                 packer = Packer(sink, seen, self._refuse, self.source, is_aside=True)
+                packer.main = namespace
                 packer.pickle(value)
                 room -= sink.tell()
                 if room >= 0 and not any(packer.plan()):
@@ -154,8 +158,8 @@ class Packer:
         reduced = NotImplemented
         if "torch" in sys.modules:
             stored = self._storages.reduced(obj)
-            is_of_call = self._refuse is not None
-            reduced = torch_objects.reduced(obj, stored, has_hooks=is_of_call)
+            of_call = self._seen if self._refuse is not None else None
+            reduced = torch_objects.reduced(obj, stored, of_call)
         if reduced is NotImplemented:
             reduced = reduced_array(obj)
         if reduced is NotImplemented:
@@ -230,6 +234,8 @@ class Packer:
         if (
             isinstance(obj, types.FunctionType)
             and obj.__globals__.get("__name__") == "__main__"
+            # A program that `%run` has executed has globals of its own.
+            and (self.main is None or obj.__globals__ is self.main)
         ):
             self._pickler.globals_ref.setdefault(id(obj.__globals__), placeholders.MAIN)
 

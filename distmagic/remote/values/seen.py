@@ -16,8 +16,9 @@ class Seen:
     """Notes about a parcel: the code in it, the modules that it needs when loaded, its SHA-256, its
     side files.
 
-    `annotated` are names in string annotations. `only` is a request: functions go with these
-    globals (None: with all).
+    `annotated` are names in string annotations; `has_gradients`: of some tensor. `only` and
+    `takes_gradients` are requests: functions go with these globals (None: with all), tensors with
+    their gradients.
     """
 
     codes: list[types.CodeType] = field(default_factory=list)
@@ -26,3 +27,5 @@ class Seen:
     sha256: Any = field(default_factory=hashlib.sha256)
     side_files: list[Blob] = field(default_factory=list)
     only: Container[str] | None = None
+    has_gradients: bool = False
+    takes_gradients: bool = False

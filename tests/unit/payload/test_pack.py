@@ -695,6 +695,98 @@ def test_an_optimizer_travels_without_an_attribute_that_cannot(tmp_path, torch_f
     assert found == "(0.25, False, 0.5)"
 
 
+EXECUTED = """
+STEP = 1
+def helper(): return 10
+def count():
+    global STEP
+    STEP += 1
+    return STEP
+def both(): return STEP, helper(), count()
+"""
+
+
+def test_functions_of_a_program_that_run_has_executed_keep_its_globals(tmp_path):
+    """Its names become names of the notebook, which then has others of these names: lr, batch_size."""
+    executed = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(EXECUTED, "/work/tools.py", "exec"), executed)
+    source = "STEP = 7\ndef helper(): return 20\ndef fit(): return both(), STEP, helper(), count()\nfit()"
+    program = packed(cell(source, both=executed["both"], count=executed["count"]))
+    assert on_a_rank(program, tmp_path) == "((1, 10, 2), 7, 20, 3)"
+
+
+INSIDE = """
+import copy, pickle
+class Config:
+    class Model:
+        depth = 3
+        def __eq__(self, other): return type(other) is type(self)
+def fit():
+    one = Config.Model()
+    return pickle.loads(pickle.dumps(one)) == one, copy.deepcopy(one) == one, Config.Model.__qualname__
+fit()"""
+
+
+def test_a_class_inside_a_class_can_be_pickled_on_a_rank(tmp_path):
+    printed = on_a_rank(packed(cell(INSIDE)), tmp_path)
+    assert printed == "(True, True, 'Config.Model')"
+
+
+OF_A_CLASS = """
+import torch
+class Scaled(torch.nn.Parameter):
+    def __new__(cls, data, scale):
+        self = super().__new__(cls, data, requires_grad=False)
+        self.scale = scale
+        return self
+    def whole(self): return (self * self.scale).tolist()
+net = torch.nn.Linear(2, 1, bias=False)
+net.weight = Scaled(net.weight.detach().fill_(1.0), 3)
+net.weight.net = net
+trained = Scaled(torch.ones(1), 4).requires_grad_()
+trained.register_hook(lambda grad: grad * 10)
+def fit():
+    trained.sum().backward()
+    one = next(net.parameters())
+    return type(one) is Scaled, one.whole(), one.requires_grad, one.net is net, type(trained).__name__, trained.grad.tolist()
+fit()"""
+
+
+@pytest.mark.slow
+def test_a_parameter_keeps_its_class_and_attributes(tmp_path, torch_forks):
+    expected = str(cell(OF_A_CLASS)())
+    payload = packed(cell(OF_A_CLASS))
+    assert on_a_rank(payload, tmp_path, forks=torch_forks) == expected
+
+
+GRADIENTS = """
+import torch
+net, leaf = torch.nn.Linear(2, 1, bias=False), torch.ones(2, requires_grad=True)
+inner = leaf * 1.0
+net(inner).sum().backward()
+def fit():
+    return net.weight.{grad}.tolist(), (leaf + 0).tolist()
+fit()"""
+
+
+@pytest.mark.slow
+def test_gradients_travel_where_the_code_looks_at_them(tmp_path, torch_forks):
+    payload = packed(cell(GRADIENTS.replace("{grad}", "grad")))
+    assert (
+        on_a_rank(payload, tmp_path, forks=torch_forks) == "([[1.0, 1.0]], [1.0, 1.0])"
+    )
+
+
+def test_gradients_that_the_code_does_not_name_stay_with_the_notebook():
+    """They would double a model that was tried in the notebook."""
+    text = GRADIENTS.replace(".{grad}", "")
+    model = (
+        "net = torch.nn.Linear(1000, 1000)\nleaf = torch.ones(1000, requires_grad=True)"
+    )
+    text = text.replace(text.splitlines()[2], model)
+    assert sum(one.blob.size_bytes for one in packed(cell(text)).blobs) < 6_000_000
+
+
 def test_a_hook_that_refers_to_the_whole_model_is_tried_without_it(monkeypatch):
     """One a parameter, as where each steps its own optimizer: a model of 1 GB would be copied hundreds of times."""
     tried = []
@@ -1160,6 +1252,18 @@ def train():
     return HEADER.unpack(HEADER.pack(7, 3)), HEADER.size
 train()"""
 
+NAMED = """
+import collections, enum, typing
+kinds = enum.Enum("another_name", ["dog", "cat"])
+Point = collections.namedtuple("Another", "x y", defaults=[5])
+T = typing.TypeVar("T")
+class Box(typing.NamedTuple, typing.Generic[T]):
+    value: T
+    more: int = 1
+def train():
+    return kinds.cat.value, Point(1).y, Box[int](3).value, Box(1).more, Box[int].__origin__ is Box
+train()"""
+
 CONTEXT_MANAGER = """
 import contextlib
 seen = []
@@ -1372,6 +1476,10 @@ train()"""
         pytest.param(PARAM_SPEC, "('P', True)", id="ParamSpec"),
         pytest.param(PARSER, "({'lr': 3.0, 'inner': None, 'pair': ['a', 'b']}, False, 'n', 'r')", id="parser"),
         pytest.param(STRUCT, "((7, 3), 6)", id="Struct"),
+        pytest.param(
+            NAMED, "(2, 5, 3, 1, True)", id="under another name, and generic",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="no generic NamedTuple"),
+        ),
         pytest.param(CONTEXT_MANAGER, "(2, 3, ['again', 'fit', 'done', 'fit', 'done', 'end'])", id="contextmanager"),
         pytest.param(LOCAL_CLASS, "([1, 2], 3, [[1]])", id="class of threading.local"),
         pytest.param(LRU, "(832040, 7, 28)", id="lru_cache"),
@@ -1501,13 +1609,15 @@ class Data: pass
 data = Data()
 alive, dead = weakref.ref(data), weakref.ref(Data())
 table = weakref.WeakKeyDictionary({data: 1})
+data.end = weakref.finalize(data, print, "the notebook's own end")
 def fit():
-    return plus(2), type(alive()).__name__, dead(), list(table.values())
+    return plus(2), type(alive()).__name__, dead(), list(table.values()), data.end.alive
 fit()"""
 
 
 def test_weak_references_travel(tmp_path):
-    expected = "(3, 'Data', None, [1])"
+    """A finalizer doesn't: that of a TemporaryDirectory would remove a folder which the notebook still uses."""
+    expected = "(3, 'Data', None, [1], False)"
     assert on_a_rank(packed(cell(WEAK)), tmp_path) == expected
 
 
@@ -1538,13 +1648,14 @@ def test_an_object_that_is_pickled_by_its_name_is_named(golden):
     golden(error)
 
 
-def test_a_display_that_was_imported_is_the_ranks_own(tmp_path):
-    """A host may have no IPython."""
-    from IPython.display import display
+@pytest.mark.parametrize("flags", [(), ("-S",)], ids=["with IPython", "without"])
+def test_what_displays_in_a_notebook_is_the_ranks_own(flags, tmp_path):
+    """A host may have no IPython: `-S` hides all that is installed."""
+    from IPython.display import clear_output, display
 
-    source = "def train():\n    return display.__module__\ntrain()"
-    program = packed(cell(source, display=display))
-    assert on_a_rank(program, tmp_path) == "distmagic.remote.rank.show"
+    source = "def train():\n    clear_output(wait=True)\n    return display.__module__\ntrain()"
+    program = packed(cell(source, display=display, clear_output=clear_output))
+    assert on_a_rank(program, tmp_path, *flags) == "distmagic.remote.rank.show"
 
 
 def test_open_exit_and_quit_of_a_notebook_are_pythons_own_on_a_rank(tmp_path):

@@ -87,12 +87,9 @@ def reduced(obj: Any) -> Any:
     own = _in_place_of(obj)
     if own:
         return getattr, own
-    if (
-        isinstance(obj, types.FunctionType)
-        and obj.__name__ == "display"
-        and str(obj.__module__).startswith("IPython.")
-    ):
-        return pkgutil.resolve_name, ("distmagic.remote.rank.show:display",)
+    path = _path_of(obj)
+    if path:
+        return pkgutil.resolve_name, (path,)
     if type(obj) is functools.cached_property:
         # Without its lock, which it has before Python 3.12. Its name is not set a second time.
         state = {
@@ -122,6 +119,18 @@ def reduced(obj: Any) -> Any:
             "pickle writes its name only, and a host has nothing of this name"
         )
     return made
+
+
+def _path_of(obj: Any) -> str:
+    """Return the path at which each host has its own such object; "" for any other object."""
+    of_generic: Any = typing.Generic.__class_getitem__
+    if obj is getattr(of_generic, "__func__", None):  # a generic NamedTuple has it
+        return "typing:Generic.__class_getitem__.__func__"
+    is_function = isinstance(obj, types.FunctionType)
+    if is_function and obj.__name__ in ("display", "clear_output"):
+        is_of_ipython = str(obj.__module__).startswith("IPython.")
+        return f"distmagic.remote.rank.show:{obj.__name__}" if is_of_ipython else ""
+    return ""
 
 
 def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:

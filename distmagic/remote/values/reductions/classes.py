@@ -22,10 +22,11 @@ _MADE = ("__module__", "__annotate_func__")
 
 
 def add_left_out(cls: Any, plain: Any) -> None:
-    """Add what cloudpickle leaves out: slots, and attributes that are the same object as that of a
-    base.
+    """Add what cloudpickle leaves out: slots, the qualified name, and attributes that are the same
+    object as that of a base.
 
     Without slots, objects of the class have a `__dict__`, which the notebook's objects lack.
+    Without its name, pickle can't find a class inside another one.
     Without the attributes, `forward = Mixin.forward` in `class Net(Base, Mixin)` is lost, and
     `Net.forward` is that of `Base`. `plain` is cloudpickle's way to pickle the class.
     """
@@ -37,6 +38,8 @@ def add_left_out(cls: Any, plain: Any) -> None:
     if not is_enum and "__slots__" in vars(cls) and not issubclass(cls, tuple):
         plain[1][3]["__slots__"] = cls.__slots__
     attributes = plain[2][0]
+    if not is_enum:
+        attributes["__qualname__"] = cls.__qualname__
     for name, value in vars(cls).items():
         is_of_base = any(
             name in vars(base) and vars(base)[name] is value for base in cls.__bases__

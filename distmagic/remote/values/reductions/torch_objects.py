@@ -2,7 +2,9 @@
 
 The memory of tensors and storages is in storages.py.
 
-- A tensor of a call keeps its hooks, and an optimizer its hooks and attributes.
+- A tensor of a call keeps its hooks, and its gradient on request; an optimizer keeps its hooks and
+  attributes.
+- A parameter keeps its class.
 - A DistributedDataParallel module becomes the module in it, and a DataLoader loses its worker
   processes.
 - A parametrized module is made again from its class before the parametrizations.
@@ -19,19 +21,20 @@ from typing import Any
 from distmagic.remote.values.reductions.python_objects import by_path
 
 
-def reduced(obj: Any, stored: Any, *, has_hooks: bool) -> Any:
+def reduced(obj: Any, stored: Any, of_call: Any) -> Any:
     """Return how to pickle an object of torch, as `__reduce__` does; NotImplemented for any other
     object.
 
-    `stored` is how to pickle it by its memory, NotImplemented if it can't be. A result has no
-    hooks: they may belong to its rank.
+    `stored` is how to pickle it by its memory, NotImplemented if it can't be. `of_call` has the
+    notes about a call (seen.py). It is None for a result, which has no hooks and gradients: they
+    may belong to its rank.
     """
     torch = sys.modules["torch"]
     if isinstance(obj, torch.Tensor):
-        return _with_hooks(obj, stored) if has_hooks else stored
+        return _tensor(obj, stored, of_call)
     optimizers = sys.modules.get("torch.optim.optimizer")
     if optimizers is not None and isinstance(obj, optimizers.Optimizer):
-        return _optimizer(obj, optimizers.Optimizer) if has_hooks else NotImplemented
+        return _optimizer(obj, optimizers.Optimizer) if of_call else NotImplemented
     return _of_other_kind(obj, torch) if stored is NotImplemented else stored
 
 
@@ -56,16 +59,28 @@ def _of_other_kind(obj: Any, torch: Any) -> Any:
     return NotImplemented
 
 
-def _with_hooks(tensor: Any, plain: Any) -> Any:
-    """Add a tensor's hooks, which torch leaves out."""
+def _tensor(tensor: Any, plain: Any, of_call: Any) -> Any:
+    """Add what torch leaves out: the class and attributes of a parameter, hooks, the gradient."""
     torch = sys.modules["torch"]
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    kind, base, attributes = type(tensor), torch.nn.Parameter, {}
+    if kind.__reduce_ex__ is base.__reduce_ex__ and kind is not base:
+        plain = _of_kind, (kind, tensor.data, tensor.requires_grad)
+        attributes = vars(tensor)
+    elif kind not in (torch.Tensor, base):
         return plain
-    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001
-    if not any(hooks) or not _can_be_pickled(hooks):
+    hooks, gradient = (None, None), None
+    if of_call is not None:
+        hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001
+        if not any(hooks) or not _can_be_pickled(hooks):
+            hooks = None, None
+        # That of any other tensor is None, and to look at it warns.
+        gradient = tensor.grad if tensor.is_leaf else None
+        of_call.has_gradients |= gradient is not None
+        gradient = gradient if of_call.takes_gradients else None
+    if not attributes and not any(hooks) and gradient is None:
         return plain
     make, args, *_ = tensor.__reduce_ex__(5) if plain is NotImplemented else plain
-    return make, args, hooks, None, None, _set_hooks
+    return make, args, (attributes, *hooks, gradient), None, None, _fill_tensor
 
 
 def _optimizer(optimizer: Any, base: Any) -> Any:
@@ -120,8 +135,18 @@ def _without_workers(loader: Any) -> Any:
 # Called by the pickle when it is loaded.
 
 
-def _set_hooks(tensor: Any, hooks: Any) -> None:
-    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001
+def _of_kind(kind: Any, data: Any, requires_grad: bool) -> Any:  # noqa: FBT001 - pickle calls it
+    return data.as_subclass(kind).requires_grad_(requires_grad)
+
+
+def _fill_tensor(tensor: Any, state: tuple[Any, Any, Any, Any]) -> None:
+    attributes, hooks, hooks_after, gradient = state
+    vars(tensor).update(attributes)
+    if hooks:
+        tensor._backward_hooks = hooks  # noqa: SLF001
+    if hooks_after:
+        tensor._post_accumulate_grad_hooks = hooks_after  # noqa: SLF001
+    tensor.grad = gradient
 
 
 def _parametrized(module: Any, state: Any) -> None:

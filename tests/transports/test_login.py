@@ -347,6 +347,20 @@ def configured(home: Home, *lines: str) -> None:
 
 
 @pytest.mark.needs("sshd")
+def test_a_security_key_in_the_agent_is_no_obstacle(home, server, tmp_path, user_key):
+    token = join_strings(b"sk-ssh-ed25519@openssh.com", b"k" * 32, b"ssh:")
+    listed = b"\x0c\0\0\0\1" + join_strings(token, b"a token")
+    with scripted_agent(tmp_path / "agent", join_strings(listed)) as path:
+        configured(
+            home,
+            "IdentitiesOnly no",
+            f"IdentityFile {user_key}",
+            f"IdentityAgent {path}",
+        )
+        ssh.connect(home.host(server), home.access, asking.NoAsker()).close()
+
+
+@pytest.mark.needs("sshd")
 @pytest.mark.parametrize("mode", [0o644, 0o600])
 def test_a_public_key_stands_for_its_private_one_in_the_agent(
     mode, home, server, tmp_path, user_key, golden

@@ -42,7 +42,7 @@ from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.session import Session
 from tests.builders.later import Later
 from tests.builders.shell import completed
-from tests.lab.waiting import HANG_S
+from tests.lab.waiting import HANG_S, wait_until
 from tests.unit.notebook.fakes import (
     FakeFirstLinks,
     FakePlayground,
@@ -139,6 +139,24 @@ def test_a_magic_that_does_not_begin_its_cell_says_where_it_stands(lab, cell, go
     assert isinstance(error, UsageError)
     golden(error)
     assert lab.session.log == []
+
+
+@pytest.mark.parametrize("magic", ["%%time", "%%capture out", "%%timeit -n1 -r1"])
+def test_a_cell_below_a_magic_that_watches_it_runs(lab, magic):
+    lab.value(f"{magic}\n%%distributed -o run\ndef f(x): return x + 1\nf(3)")
+    assert lab.shell.user_ns["run"] == 4
+
+
+@pytest.mark.parametrize("name", ["tools.py", "tools.ipynb"])
+def test_a_function_of_a_program_that_run_has_executed_is_called(lab, name, tmp_path):
+    text = "STEP = 3\ndef advanced(x): return x + STEP"
+    cells = [{"cell_type": "code", "source": text, "metadata": {}, "outputs": [], "execution_count": None}]  # fmt: skip
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    file = tmp_path / name
+    file.write_text(text if name == "tools.py" else json.dumps(book))
+    lab.value(f"%run {file}")
+    lab.value("%%distributed -o run\nadvanced(4)")
+    assert lab.shell.user_ns["run"] == 7
 
 
 @pytest.mark.parametrize(
@@ -1053,7 +1071,12 @@ def test_a_cell_that_ends_leaves_nobody_waiting(lab):
     ("answer", "limits"), [("y", [2**28, sys.maxsize]), ("", [2**28])]
 )
 def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, golden):
-    asked, packed = [], []
+    asked, packed, announced = [], [], []
+
+    def answered(prompt):
+        asked.append(prompt)
+        wait_until(lambda: "waits for your answer" in announced)
+        return answer
 
     def pack_it(thunk, *, limit_bytes, labels, title):
         packed.append(limit_bytes)
@@ -1064,7 +1087,8 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, gol
 
     monkeypatch.setattr(pack, "pack_call", pack_it)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+    monkeypatch.setattr("builtins.input", answered)
+    monkeypatch.setattr(FakeScreen, "announce", lambda _, text: announced.append(text))
     result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
     golden(*asked)
     assert packed == limits

@@ -37,6 +37,7 @@ from distmagic.remote.values.reductions.source_form import (
     NoSource,
     SourceForm,
     codes_in,
+    names_in,
 )
 from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire.protocol import Blob
@@ -72,6 +73,8 @@ class Payload:
     script: Path | None = None  # the script's own file
     name: str = ""  # the default name of its working directory, "" for a cell
     notice: str = ""  # a message for the user about the files
+    # The variable of the call that names another device than a GPU, with it: "device is cpu".
+    device: str = ""
     # The top-level modules that the call's functions and values need, and those of `logging` and
     # `warnings`, which any module may use.
     uses: frozenset[str] = frozenset()
@@ -150,6 +153,7 @@ def pack_call(
         modules=found,
         title=title,
         notice=shown.notice,
+        device=_device(names, seen.codes),
         uses=frozenset(name.partition(".")[0] for name in used),
         settings=settings.read(),
         limit_bytes=limit_bytes,
@@ -164,6 +168,24 @@ def pack_call(
 def _codes(seen: Seen) -> list[CodeType]:
     # A pickle of source does not name the functions inside a function.
     return [inner for one in seen.codes for inner in codes_in(one)]
+
+
+def _device(names: Mapping[str, object], codes: Iterable[CodeType]) -> str:
+    """Return the variable of the code that names another device than a GPU; "" for none.
+
+    A cell chooses it by `torch.cuda.is_available()` on the notebook machine, which may have no GPU.
+    """
+    chosen = {}
+    for name, value in list(names.items()):
+        is_device = type(value) is str or type(value).__name__ == "device"
+        text = str(value) if is_device else ""
+        if text in ("cpu", "mps") and text not in name.lower():
+            chosen[name] = text
+    for code in codes if chosen else ():
+        for name in names_in(code, "LOAD_GLOBAL", "LOAD_NAME"):
+            if name in chosen:
+                return f"{name} is {chosen[name]}"
+    return ""
 
 
 def _namespace(thunk: Thunk) -> Mapping[str, object]:

@@ -111,7 +111,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 plan = _plan(loop, first_links, links, spec, job, terms, work)
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
-            payload = _announced(loop, spec, payload)
+            payload = _announced(loop, spec, payload, links)
             start = Start(
                 loop=loop,
                 connections=opener.connections,
@@ -258,7 +258,9 @@ def _readable_by(loop: RunLoop, links: Sequence[Link], payload: Payload) -> Payl
     )
 
 
-def _announced(loop: RunLoop, spec: JobSpec, payload: Payload) -> Payload:
+def _announced(
+    loop: RunLoop, spec: JobSpec, payload: Payload, links: Sequence[Link]
+) -> Payload:
     """Return the payload with the settings that its ranks get, and show these and its notice."""
     if spec.no_settings:
         payload = replace(payload, settings=("", ""))
@@ -267,6 +269,9 @@ def _announced(loop: RunLoop, spec: JobSpec, payload: Payload) -> Payload:
         loop.note(Warned(text=text))
     if payload.notice:
         loop.note(Warned(text=payload.notice))
+    if payload.device and any(link.facts.gpus for link in links):
+        text = f"{payload.device}, as chosen in the notebook, and the hosts have GPUs. To use them, choose it in the function."
+        loop.note(Warned(text=text))
     return payload
 
 

@@ -695,6 +695,37 @@ def test_an_optimizer_travels_without_an_attribute_that_cannot(tmp_path, torch_f
     assert found == "(0.25, False, 0.5)"
 
 
+DEVICES = {
+    "chosen in a cell": ("device = 'cpu'\ndef fit(): return device", "device is cpu"),
+    "of torch": (
+        "import torch\nDEVICE = torch.device('cpu')\ndef fit(): return DEVICE",
+        "DEVICE is cpu",
+    ),
+    "of a Mac": (
+        "device = 'mps'\nclass Net:\n    def to(self): return device\ndef fit(): return Net",
+        "device is mps",
+    ),
+    "an argument": (
+        "where = 'cpu'\ndef fit(x=3): return [x for one in where]",
+        "where is cpu",
+    ),
+    "a GPU": ("device = 'cuda'\ndef fit(): return device", ""),
+    "meant to be the CPU": ("cpu = 'cpu'\ndef fit(): return cpu", ""),
+    "an attribute": ("device = 'cpu'\ndef fit(x=None): return x and x.device", ""),
+    "chosen on the rank": (
+        "device = 'cpu'\ndef fit():\n    device = 'cuda'\n    return device",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_device_that_was_chosen_in_the_notebook_is_known(name):
+    """`device = "cuda" if torch.cuda.is_available() else "cpu"` on a laptop keeps ranks off the GPUs of their hosts."""
+    source, device = DEVICES[name]
+    assert packed(cell(f"{source}\nfit()")).device == device
+
+
 EXECUTED = """
 STEP = 1
 def helper(): return 10

@@ -410,6 +410,19 @@ def test_what_hosts_say_of_their_working_directories_is_told_once(tmp_path):
     assert notices[:2] == ("gpu-a, gpu-d: kept: x", "gpu-c: kept: y")
 
 
+@pytest.mark.parametrize(("gpus", "is_told"), [(2, True), (0, False)])
+def test_the_notebooks_choice_of_the_cpu_is_told_where_hosts_have_gpus(
+    gpus, is_told, tmp_path
+):
+    hosts = two()
+    hosts[1].facts = replace(hosts[1].facts, gpus=gpus)
+    chosen = replace(payload_in(tmp_path), device="device is cpu")
+    spec = JobSpec(nproc_per_node=1)
+    notices = launched(tmp_path, *hosts, spec=spec, payload=chosen).state.notices
+    told = "device is cpu, as chosen in the notebook, and the hosts have GPUs. To use them, choose it in the function."
+    assert (told in notices) is is_told
+
+
 def test_a_host_that_refuses_to_start_has_the_others_stopped(tmp_path, golden):
     a, b = two(runs_on)
     b.answers[p.StartNode] = lambda _: [

@@ -11,12 +11,13 @@ the call is packed again with its code as source (remote/values/reductions/sourc
 
 from __future__ import annotations
 
+import inspect
 import json
 import linecache
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,8 @@ from distmagic.remote.wire.protocol import Blob
 
 Thunk = Callable[[], object]  # the call, with all that it captures
 _NAMED_AT_MOST = 3
+_NO_GPU = ("cpu", "mps", "gloo")
+_BY_NAME = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,22 +173,32 @@ def _codes(seen: Seen) -> list[CodeType]:
     return [inner for one in seen.codes for inner in codes_in(one)]
 
 
-def _device(names: Mapping[str, object], codes: Iterable[CodeType]) -> str:
-    """Return the variable of the code that names another device than a GPU; "" for none.
+def _device(names: Mapping[str, object], codes: Sequence[CodeType]) -> str:
+    """Return the variable of the code that names another device than a GPU, or gloo; "" for none.
 
     A cell chooses it by `torch.cuda.is_available()` on the notebook machine, which may have no GPU.
     """
-    chosen = {}
-    for name, value in list(names.items()):
-        is_device = type(value) is str or type(value).__name__ == "device"
-        text = str(value) if is_device else ""
-        if text in ("cpu", "mps") and text not in name.lower():
-            chosen[name] = text
-    for code in codes if chosen else ():
-        for name in names_in(code, "LOAD_GLOBAL", "LOAD_NAME"):
-            if name in chosen:
-                return f"{name} is {chosen[name]}"
+    mentioned = {
+        name for code in codes for one in codes_in(code) for name in one.co_names
+    }
+    for name in sorted(mentioned & names.keys()):
+        for label, value in _choices(name, names[name]):
+            is_text = type(value) is str or type(value).__name__ == "device"
+            text = str(value) if is_text else ""
+            is_choice = text in _NO_GPU and text not in label.lower()
+            if is_choice and any(name in names_in(one, *_BY_NAME) for one in codes):
+                return f"{label} is {text}"
     return ""
+
+
+def _choices(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield a value and what it has under such names, each with its expression."""
+    yield name, value
+    for key in ("device", "backend"):
+        if type(value) is dict:
+            yield f"{name}[{key!r}]", value.get(key)
+        elif not isinstance(value, ModuleType):
+            yield f"{name}.{key}", inspect.getattr_static(value, key, None)
 
 
 def _namespace(thunk: Thunk) -> Mapping[str, object]:

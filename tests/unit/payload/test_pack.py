@@ -709,6 +709,23 @@ DEVICES = {
         "where = 'cpu'\ndef fit(x=3): return [x for one in where]",
         "where is cpu",
     ),
+    "of a dict": (
+        "cfg = {'lr': 1, 'device': 'cpu'}\ndef fit(): return cfg",
+        "cfg['device'] is cpu",
+    ),
+    "of a class": (
+        "class Config:\n    device = 'cpu'\nc = Config()\ndef fit(): return c.device",
+        "c.device is cpu",
+    ),
+    "of arguments": (
+        "import argparse\na = argparse.Namespace(device='cpu')\ndef fit(): return a",
+        "a.device is cpu",
+    ),
+    "of a module": (
+        "import json as config\nconfig.device = 'cpu'\ndef fit(): return config",
+        "",
+    ),
+    "a backend": ("backend = 'gloo'\ndef fit(): return backend", "backend is gloo"),
     "a GPU": ("device = 'cuda'\ndef fit(): return device", ""),
     "meant to be the CPU": ("cpu = 'cpu'\ndef fit(): return cpu", ""),
     "an attribute": ("device = 'cpu'\ndef fit(x=None): return x and x.device", ""),
@@ -720,8 +737,9 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_the_device_that_was_chosen_in_the_notebook_is_known(name):
+def test_the_device_that_was_chosen_in_the_notebook_is_known(name, monkeypatch):
     """`device = "cuda" if torch.cuda.is_available() else "cpu"` on a laptop keeps ranks off the GPUs of their hosts."""
+    monkeypatch.setattr(json, "device", "cpu", raising=False)  # each rank imports it
     source, device = DEVICES[name]
     assert packed(cell(f"{source}\nfit()")).device == device
 

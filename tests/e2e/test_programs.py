@@ -83,9 +83,8 @@ def test_a_trainer_that_subcommands_and_a_file_of_settings_configure(warm_lab, i
     assert (kept / "epoch=1-step=8.ckpt").stat().st_size > 500
     logged = [row["step"] for row in found.metrics if "train_loss" in row]
     assert logged == [1, 2, 3, 4] * 2, "of rank 0 alone, by its bar"
-    first, second = (row for one in overview(found.state).groups for row in one.rows)
-    assert "Sanity Checking" not in first.note
-    assert second.note == "Sanity Checking 2/2 is over"
+    notes = [row.note for one in overview(found.state).groups for row in one.rows]
+    assert not any("Sanity Checking" in note for note in notes)
     run(warm_lab, line, **TWO)
     assert (kept.parent / "version_1" / "config.json").exists()
 

@@ -10,7 +10,8 @@ first use, so that `%load_ext distmagic` stays fast. Read in this order:
     settings.py       settings of a notebook: hosts, playground, and the session of all its cells
     commands.py       the table of subcommands of `%distributed`, and of `distmagic` in a terminal
     host_commands.py  hosts, playground, allocations, down, doctor
-    job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, profile, status, and ranks that stay
+    job_commands.py   jobs, runs, attach, view, add, stop, logs, stacks, profile, status, and ranks
+                      that stay
     job_hosts.py      the hosts that these commands ask, and how to reach them
     job_tables.py     the tables that these commands print
     file_commands.py  get, put, env sync, clean

@@ -1,5 +1,6 @@
-"""`%distributed get | put | env sync | clean`: what hosts store, files of the user, environments and
-what ended jobs keep.
+"""`%distributed get | put | env sync | clean`: what hosts store.
+
+These are files of the user, environments, and what ended jobs keep.
 """
 
 # ruff: noqa: T201  # what a magic prints is its output

@@ -127,7 +127,7 @@ def _as_started(
         if file.path.endswith(".py") and b"distmagic" in file.data:
             names = local_modules.imports_of_text(file.data)
             tops.update(name.partition(".")[0] for name in names)
-            # A shell's command with {values} (`with_commands` in request/cell.py).
+            # A shell's command with {values} (`with_commands` in request/cells/shell_commands.py).
             if b'__import__("distmagic.' in file.data:
                 tops.add("distmagic")
     starters = []

@@ -27,7 +27,7 @@ def test_the_container_gets_this_folder_and_a_volume_and_no_rights():
     assert folder == [".", SERVICE["working_dir"]]
     assert volume[0] in COMPOSE["volumes"]
     assert set(SERVICE) == {"image", "init", "shm_size", "ports", "volumes",
-                            "working_dir", "environment", "command"}  # fmt: skip
+                            "working_dir", "command"}  # fmt: skip
 
 
 def test_its_python_is_one_that_the_project_supports():

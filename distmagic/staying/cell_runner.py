@@ -175,9 +175,9 @@ class CellRunner:
         began_unix_s = time.time()
         cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
         said = tuple(text for text in notices if text)
-        cell = replace(
-            cell, run=replace(cell.run, variable=variable or self.name, notices=said)
-        )
+        terms = replace(self.state.terms, call=cell_state.title(text) or self.state.terms.call)  # fmt: skip
+        run = replace(cell.run, variable=variable or self.name, notices=said, terms=terms)  # fmt: skip
+        cell = replace(cell, run=run)
         self._control.begin(message)
         return self._finished(cell, screen, noted, is_cell=is_cell)
 

@@ -4,6 +4,7 @@ out. Pure.
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -83,6 +84,18 @@ def begin_cell(
         began_unix_s=began_unix_s, cell=cell,
     )  # fmt: skip
     return CellState(run=run, began_s=session.at_s)
+
+
+def title(text: str) -> str:
+    """Return what the last statement of a cell computes, by which views and comparisons tell cells
+    of the same ranks apart; "" for a cell without statements.
+    """
+    statements = ast.parse(text).body
+    if not statements:
+        return ""
+    last = statements[-1]
+    shown = last.value if isinstance(last, ast.Expr | ast.Assign) else last
+    return ast.unparse(shown).partition("\n")[0]
 
 
 def take(state: CellState, events: Iterable[Event]) -> CellState:

@@ -214,8 +214,8 @@ def test_cells_of_ranks_are_compared_by_what_they_report(notebook):
     table = notebook.run("import distmagic\ndistmagic.compare(idea3, idea5)")
     rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
     assert "loss" in rows["run"]
-    assert "3" in rows["idea3"]
-    assert "5" in rows["idea5"]
+    assert "3" in rows["distmagic.report(loss=3)"]
+    assert "5" in rows["distmagic.report(loss=5)"]
 
 
 def test_a_long_cell_is_brought_before_it_runs(notebook):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,21 @@ def test_other_cells_and_other_ranks_count_for_nothing():
     assert [line.text for line in cell.run.lines] == []
     assert cell.run.workers[0].step == 3.0
     assert take(cell, [cell_ended(0, cell=2)]).run.phase == "done"
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("lr = 1\nfit(lr,\n    steps=3)\n# the end", "fit(lr, steps=3)"),
+        ("losses = fit(0.02)", "fit(0.02)"),
+        ("total += fit(0.02)", "total += fit(0.02)"),
+        ("for x in y:\n    fit(x)", "for x in y:"),
+        ("await fit()", "await fit()"),
+        ("# nothing yet", ""),
+    ],
+)
+def test_the_title_of_a_cell_is_its_last_statement(text, title):
+    assert cell_state.title(text) == title
 
 
 def test_an_exception_fails_the_cell_alone():

@@ -189,14 +189,17 @@ def test_ports_of_a_job_that_somebody_else_has_are_passed_over(monkeypatch):
         meeting.gather(1, "same", HANG_S)
 
 
-def test_no_free_port_is_told():
+def test_no_free_port_is_told(golden):
     first, _ = places()
     with contextlib.ExitStack() as stack:
         for port in first.ports:
             stack.enter_context(socket.create_server(("", port)))
-        with pytest.raises(UsageError, match="ports is free") as caught:
+        with pytest.raises(UsageError) as caught:
             Meeting(replace(first), SECRET)
-    assert "start the job again" in caught.value.hint
+    said = str(caught.value)
+    for port in first.ports:
+        said = said.replace(str(port), "PORT")
+    golden(said)
 
 
 def test_a_node_that_leaves_is_named_at_once(golden):
@@ -261,7 +264,7 @@ def test_a_node_that_begins_as_none_begins_is_hung_up_on():
         channel.close()
 
 
-def test_a_node_that_is_killed_at_its_first_dial_is_not_waited_for(monkeypatch):
+def test_a_node_that_is_killed_at_its_first_dial_is_not_waited_for(monkeypatch, golden):
     monkeypatch.setattr(meeting_module, "_AGAIN_S", 0.2)
     first, second = places()
     with (
@@ -270,7 +273,7 @@ def test_a_node_that_is_killed_at_its_first_dial_is_not_waited_for(monkeypatch):
     ):
         following._open("up", dial=1).close()
         wait_until(lambda: meeting.members[0].dials["up"] == 1, "the dial")
-        with pytest.raises(Unreachable, match="has ended before it came"):
+        with golden.raises(Unreachable):
             meeting.gather(1, "same", HANG_S)
         following.come(1, "same", HANG_S)
         meeting.gather(1, "same", HANG_S)

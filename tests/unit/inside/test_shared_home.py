@@ -132,7 +132,7 @@ def test_one_that_an_earlier_start_has_left_is_replaced(nodes, home, monkeypatch
         assert left != now
         path.write_text(left)
         monkeypatch.setattr(following_module, "_WRONG_S", 0.5)
-        with pytest.raises(Unreachable, match="another DISTMAGIC_SECRET"):
+        with pytest.raises(Unreachable, match="DISTMAGIC_SECRET"):
             Following(nodes[1], proof, HERE).come(1, "same", HANG_S)
         path.write_text(now)
         with contextlib.closing(Following(nodes[1], proof, HERE)) as following:

@@ -100,8 +100,9 @@ def test_a_server_of_something_else_at_one_of_the_ports_is_no_wrong_secret(
         foreign_server(first.ports[0], tmp_path),
         contextlib.closing(Following(second, SECRET, HERE)) as following,
     ):
-        with pytest.raises(Unreachable, match="has not answered node 1 within"):
+        with pytest.raises(Unreachable) as caught:
             following.come(1, "same", 1.0)
+        assert "DISTMAGIC_SECRET" not in str(caught.value)
         with contextlib.closing(Meeting(first, SECRET)) as meeting:
             following.come(1, "same", HANG_S)
             meeting.gather(1, "same", HANG_S)

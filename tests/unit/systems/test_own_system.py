@@ -115,12 +115,12 @@ def test_every_system_of_ours_has_a_page():
 
 def test_without_the_package_there_is_no_such_system():
     for line in ("--on toy", "--export toy somewhere"):
-        with pytest.raises(UsageError, match="toy' is not known"):
+        with pytest.raises(UsageError, match="'toy'"):
             parse(line)
 
 
 def test_one_that_is_broken_or_has_a_name_of_ours_leaves_all_others(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, golden
 ):
     known = systems.systems()
     entries = (
@@ -129,9 +129,9 @@ def test_one_that_is_broken_or_has_a_name_of_ours_leaves_all_others(
         "mine = tests.unit.systems.test_own_system:SLURM",
     )
     with installed(tmp_path, monkeypatch, *entries):
-        with pytest.warns(UserWarning, match="can.t be loaded") as warned:
+        with pytest.warns(UserWarning, match=systems.GROUP) as warned:
             assert systems.systems() == known
-        assert len(warned) == 2
+        golden(*sorted(str(one.message) for one in warned))
 
 
 SLURM = systems.System(name="slurm", title="Mine", folder="x", can=frozenset())

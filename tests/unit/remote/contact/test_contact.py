@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pwd
+import re
 import secrets
 import select
 import shutil
@@ -226,9 +227,7 @@ def test_a_full_disk_without_the_bundle(tmp_path, monkeypatch):
     python = tmp_path / "python-that-writes-nothing"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with pytest.raises(
-        PreflightError, match=f"^localhost: can't write to {tmp_path}/other: "
-    ):
+    with pytest.raises(PreflightError, match=re.escape(f"{tmp_path}/other: ")):
         open_link(LOCALHOST, LocalTransport(), str(python), made)
 
 

@@ -131,7 +131,7 @@ def test_a_package_that_cant_be_had_is_named_and_the_environment_is_not_there(
     with golden.raises(PreflightError):
         sync(link, "alpha", "nowhere==7")
     assert not (environments.root() / "train").exists()
-    with pytest.raises(PreflightError, match="is not the name"):
+    with golden.raises(PreflightError):
         sync(link, name="..")  # the conversation goes on
 
 
@@ -332,10 +332,11 @@ def sleeping(mark: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_host_that_cant_get_uv_says_why_and_leaves_nothing(index, opened):
+def test_a_host_that_cant_get_uv_says_why_and_leaves_nothing(index, opened, golden):
     (index / "uv-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(PreflightError, match=r"install uv failed:(.|\n)*Install uv on"):
+    with pytest.raises(PreflightError, match="pip install uv ") as caught:
         sync(opened(), "alpha")
+    golden(caught.value.message.splitlines()[-1])  # all above is pip's
     assert [path.name for path in environments.root().glob(".*[!k]")] == []
 
 

@@ -75,7 +75,7 @@ def test_files_of_a_job_are_found_and_read(link, home, golden):
     assert bytes(data) == b"456789"
 
     for path, error in (
-        ("../x", "is not a path inside the folder"),
+        ("../x", "/x'"),
         ("ck/b.pt", "No such file"),
     ):
         with pytest.raises(PreflightError, match=error):
@@ -260,10 +260,10 @@ def test_a_home_that_the_host_does_not_have_is_refused(link, home, tmp_path, gol
     folder = RemoteFolder(Folder(path="~no-such-user/x"), opened)
     with golden.raises(PreflightError):
         folder.send(tmp_path / "a")
-    with pytest.raises(PreflightError, match="no such home directory"):
+    with golden.raises(PreflightError):
         folder.find("**")
     asked = p.PlaceFiles(folder=Folder(path="~no-such-user"), files=())
-    with pytest.raises(PreflightError, match="no such home directory"):
+    with golden.raises(PreflightError):
         place(link, asked)
     assert not list(home.iterdir())
     # A folder may have such a name.
@@ -271,11 +271,11 @@ def test_a_home_that_the_host_does_not_have_is_refused(link, home, tmp_path, gol
     assert (home / "~no-such-user/a").read_text() == "a"
 
 
-def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path):
+def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path, golden):
     (tmp_path / "one").write_bytes(b"1")
     (home / "file").write_bytes(b"")
     (home / "one").mkdir()
-    with pytest.raises(PreflightError, match="one is a folder"):
+    with golden.raises(PreflightError):
         RemoteFolder(Folder(path="~"), opened).send(tmp_path / "one")
     with pytest.raises(PreflightError, match="Not a directory"):
         RemoteFolder(Folder(path="file/in"), opened).send(tmp_path / "one")
@@ -284,7 +284,7 @@ def test_where_nothing_can_be_written_the_host_says_why(home, tmp_path):
 def test_links_are_not_sent(home, tmp_path, golden):
     source = tmp_path / "source"
     source.mkdir()
-    with pytest.raises(UsageError, match="has no file"):
+    with golden.raises(UsageError):
         RemoteFolder(Folder(path="in"), opened).send(source)
     (source / "real").write_bytes(b"1")
     (source / "link").symlink_to("/etc/passwd")
@@ -489,9 +489,9 @@ def test_a_blob_that_a_host_of_the_same_home_has_taken_is_asked_for_again(
     assert said == [p.MissingBlobs(sha256=(hashlib.sha256(b"b").hexdigest(),))]
 
 
-def test_a_folder_in_the_way_is_refused(sent, home):
+def test_a_folder_in_the_way_is_refused(sent, home, golden):
     (home / "data" / "a.bin").mkdir(parents=True)
-    with pytest.raises(PreflightError, match=r"a\.bin is a folder"):
+    with golden.raises(PreflightError):
         place(sent, placed(BROUGHT))
 
 

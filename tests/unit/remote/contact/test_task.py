@@ -134,17 +134,18 @@ def test_what_is_of_another_rank_or_stream_is_a_line_of_its_own(before, after):
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    "variables",
     [
-        ({}, "NODE_RANK, MASTER_ADDR, MASTER_PORT not set"),
-        ({"NODE_RANK": "0", "MASTER_ADDR": "a"}, "MASTER_PORT not set"),
-        ({"NODE_RANK": "2"}, "NODE_RANK=2 is not a node of 2"),
-        ({"NODE_RANK": "-1"}, "NODE_RANK=-1 is not a node of 2"),
-        ({"NODE_RANK": "x"}, "NODE_RANK=x is not a node of 2"),
+        {},
+        {"NODE_RANK": "0", "MASTER_ADDR": "a"},
+        {"NODE_RANK": "2"},
+        {"NODE_RANK": "-1"},
+        {"NODE_RANK": "x"},
     ],
+    ids=str,
 )
 def test_half_set_or_contradictory_variables_are_named(
-    tmp_path, monkeypatch, variables, message
+    tmp_path, monkeypatch, variables, golden
 ):
     start = replace(START, hosts=("master", "worker-1"))
     (tmp_path / task.START).write_bytes(protocol.encode(start))
@@ -155,7 +156,7 @@ def test_half_set_or_contradictory_variables_are_named(
         monkeypatch.setenv("MASTER_PORT", "1")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit, match=message):
+    with golden.raises(SystemExit):
         task._start_message(tmp_path, ())
 
 

@@ -63,7 +63,7 @@ def test_who_is_not_let_in(heard, host, golden):
 
 
 def test_nobody_comes_to_a_job_that_ends_or_is_not_elastic(golden):
-    with pytest.raises(ValueError, match=r"^it is about to end$"):
+    with golden.raises(ValueError):
         hosts_after(members(node2=False), "c", is_ending=True)
     for start in (
         replace(LEAD, membership=None),
@@ -81,10 +81,10 @@ def test_nobody_comes_once_all_ranks_of_a_node_have_returned(golden):
     assert hosts_after(found, "c") == ("a", "b", "c", "c")
 
 
-def test_a_node_that_is_about_to_begin_is_there_although_nobody_has_heard_it():
+def test_a_node_that_is_about_to_begin_is_there_although_nobody_has_heard_it(golden):
     found = members(node1=True, node2=False)
     assert hosts_after(found, "c", LATER) == ("a", "b", "c", "c")
-    with pytest.raises(ValueError, match=r"^c is a node of this job$"):
+    with golden.raises(ValueError):
         hosts_after(found, "c", LATER + FORM_S - 1)
     assert hosts_after(found, "c", LATER + FORM_S + 1) == ("a", "b", "c", "c", "c"), (
         "it never came"

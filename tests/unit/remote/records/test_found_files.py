@@ -56,9 +56,9 @@ def test_what_is_told_of_a_file(folder):
     assert (found.size_bytes, found.changed_s) == (4, 7.5)
 
 
-def test_too_many_files_are_refused(folder, monkeypatch):
+def test_too_many_files_are_refused(folder, monkeypatch, golden):
     monkeypatch.setattr(found_files, "MOST_FILES", 1)
-    with pytest.raises(ValueError, match=r"more than 1 files fit '\*\*'"):
+    with golden.raises(ValueError):
         find(str(folder), "**")
 
 
@@ -71,12 +71,12 @@ def test_a_path_that_leads_out_is_refused(folder, path, golden):
         opened(str(folder), path)
 
 
-def test_links_and_pipes_are_not_read(folder):
-    with pytest.raises(ValueError, match=r"'link/secret\.pt' leads out of"):
+def test_links_and_pipes_are_not_read(folder, golden):
+    with golden.raises(ValueError):
         opened(str(folder), "link/secret.pt")
     with pytest.raises(OSError, match="symbolic links"):
         opened(str(folder), "file_link.pt")
-    with pytest.raises(ValueError, match=r"'pipe\.pt' is not a file"):
+    with golden.raises(ValueError):
         opened(str(folder), "pipe.pt")
     with opened(str(folder), "loop/ck/a.pt") as file:
         assert file.read() == b"ck/a.pt", "a link that stays inside leads nowhere else"

@@ -81,9 +81,7 @@ def test_a_job_of_another_version_is_listed_and_its_agent_is_not_spoken_to(
     assert [(one.job, one.hosts, one.protocol) for one in listing.jobs()] == [
         ("j-1", START.hosts, number or 1)
     ]
-    with pytest.raises(
-        ValueError, match=r"^job j-1 was started by another version"
-    ) as caught:
+    with pytest.raises(ValueError) as caught:
         listing.check_protocol("j-1", START.node_rank)
     assert str(caught.value) == p.another_version("j-1", number or 1)
 

@@ -509,7 +509,7 @@ def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(
     changed = work_of(project, home, is_fresh=fresh)
     assert prepared(changed, "here").name == "train-2"
     assert there(path) == {"a": "1", "snapshot": "5"}
-    with pytest.raises(OSError, match="job far uses"):
+    with pytest.raises(OSError, match="job far "):
         work_dirs.remove(NAME)
     assert [one.is_used for one in work_dirs.kept()] == [True, False]
     expiry.expire()

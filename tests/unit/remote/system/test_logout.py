@@ -132,10 +132,7 @@ def test_an_older_systemd_knows_no_policy_for_scopes(says):
     says(KILLS, scopes=(OLD_PREFIX,))
     assert logout.survivor_prefix() == OLD_PREFIX
     says(KILLS, scopes=())
-    with pytest.raises(
-        PermissionError,
-        match=r"systemd-run --user --scope, which does not work on this host$",
-    ):
+    with pytest.raises(PermissionError, match="systemd-run --user --scope"):
         logout.survivor_prefix()
     assert logout.survivor_prefix(must=False) == ()
 

@@ -136,7 +136,7 @@ def test_where_no_optimizer_steps_iterations_count(rank, monkeypatch):
                 assert steps.ask(HANG_S)["iterations"] == 1
                 assert steps.stop_at("iteration", 3)
 
-    with pytest.raises(KeyboardInterrupt, match="stopped after iteration 3"):
+    with pytest.raises(KeyboardInterrupt, match="iteration 3"):
         loop()
     assert done == [0, 1, 2]
 

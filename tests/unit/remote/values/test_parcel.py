@@ -612,7 +612,9 @@ def test_what_each_process_has_one_of_is_that_of_the_other_end(find, tmp_path):
     assert through(find(), tmp_path) is find()
 
 
-def test_an_object_that_an_installed_package_keeps_goes_by_name(tmp_path, monkeypatch):
+def test_an_object_that_an_installed_package_keeps_goes_by_name(
+    tmp_path, monkeypatch, golden
+):
     """As mpmath's `mp`: functions of the package use that one, and it can't be loaded as a copy."""
     package = tmp_path / "site-packages" / "exact"
     package.mkdir(parents=True)
@@ -627,7 +629,7 @@ def test_an_object_that_an_installed_package_keeps_goes_by_name(tmp_path, monkey
     assert "exact" in seen.modules
     assert parcel.load(tmp_path / "value")[0] is exact.mp
     for other in (exact.Context(), exact.contexts._hidden):
-        with pytest.raises(parcel.ParcelError, match=r"result\.lock is a lock"):
+        with golden.raises(parcel.ParcelError):
             parcel.dump(other, tmp_path / "value")
     monkeypatch.delitem(sys.modules, "exact.contexts")
     monkeypatch.delitem(sys.modules, "exact")
@@ -648,19 +650,17 @@ def test_a_part_that_cannot_be_pickled_is_named(tmp_path, golden):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parts_of_modules_read_as_in_the_users_code(tmp_path):
+def test_parts_of_modules_read_as_in_the_users_code(tmp_path, golden):
     model = torch.nn.Sequential(collections.OrderedDict(first=torch.nn.Linear(2, 2)))
     model.first.stream = (i for i in range(3))
-    with pytest.raises(
-        parcel.ParcelError, match=r"result\.first\.stream is a generator"
-    ):
+    with golden.raises(parcel.ParcelError):
         parcel.dump(model, tmp_path / "value")
 
 
-def test_a_cycle_with_a_lock_is_taken_apart_once(tmp_path):
+def test_a_cycle_with_a_lock_is_taken_apart_once(tmp_path, golden):
     box: dict = {"lock": [threading.RLock()]}
     box["self"] = box
-    with pytest.raises(parcel.ParcelError, match=r"result\['lock'\]\[0\] is a lock"):
+    with golden.raises(parcel.ParcelError):
         parcel.dump(box, tmp_path / "value")
 
 
@@ -673,11 +673,8 @@ def test_an_object_that_refuses_is_the_culprit(tmp_path, golden):
         parcel.dump([1, Stubborn()], tmp_path / "value")
 
 
-def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path):
-    with pytest.raises(
-        parcel.ParcelError,
-        match=r"result is a list, .* \(TypeError: cannot pickle '_thread.lock'",
-    ):
+def test_a_part_among_very_many_is_told_by_what_pickle_said(tmp_path, golden):
+    with golden.raises(parcel.ParcelError):
         parcel.dump(
             [*({} for _ in range(10_000)), threading.Lock()], tmp_path / "value"
         )
@@ -705,20 +702,18 @@ def test_a_disk_that_gets_full_is_an_os_error(monkeypatch):
 
 
 @pytest.mark.parametrize("kept", [0, 10, 64, 200, -40, -1])
-def test_a_file_that_was_cut_off_is_refused(kept, tmp_path):
+def test_a_file_that_was_cut_off_is_refused(kept, tmp_path, golden):
     path = tmp_path / "value"
     parcel.dump([torch.randn(100), "text"], path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(
-        parcel.ParcelError, match=r"is not a stored value|is incomplete"
-    ):
+    with golden.raises(parcel.ParcelError):
         parcel.load(path)
 
 
-def test_garbage_is_refused(tmp_path):
+def test_garbage_is_refused(tmp_path, golden):
     path = tmp_path / "value"
     path.write_bytes(b"garbage" * 100)
-    with pytest.raises(parcel.ParcelError, match="is not a stored value"):
+    with golden.raises(parcel.ParcelError):
         parcel.load(path)
     parcel.dump(torch.zeros(10), path)
     whole = path.read_bytes()
@@ -733,7 +728,7 @@ def test_garbage_is_refused(tmp_path):
         path.write_bytes(
             broken[: table + length] + parcel._TRAILER.pack(table, length, parcel._END)
         )
-        with pytest.raises(parcel.ParcelError, match=r"damaged|can't be rebuilt"):
+        with golden.raises(parcel.ParcelError):
             parcel.load(path)
 
 

@@ -149,12 +149,12 @@ def test_a_side_file_that_is_missing_or_cut(tmp_path, golden):
 @pytest.mark.parametrize(
     ("old", "new"), [(b'"windows":[[0,', b'"windows":[[9,'), (b",0]]", b",1]]")]
 )
-def test_a_table_that_points_outside(tmp_path, old, new):
+def test_a_table_that_points_outside(tmp_path, old, new, golden):
     path, _ = split(torch.zeros(MB), tmp_path)
     whole = path.read_bytes()
     assert old in whole
     path.write_bytes(whole.replace(old, new, 1))
-    with pytest.raises(parcel.ParcelError, match="points outside of it"):
+    with golden.raises(parcel.ParcelError):
         parcel.load(path)
 
 

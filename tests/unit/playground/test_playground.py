@@ -356,11 +356,11 @@ def test_a_frozen_host_does_not_outlive_its_playground(tmp_path):
     assert not _alive(pid, tmp_path)
 
 
-def test_a_playground_that_does_not_answer_is_told(played, monkeypatch):
+def test_a_playground_that_does_not_answer_is_told(played, monkeypatch, golden):
     monkeypatch.setattr(playground, "_ORDER_S", 0.1)
     os.kill(played._server.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(DistmagicError, match=r"not answered within 0\.1 s"):
+        with golden.raises(DistmagicError):
             played.order()
     finally:
         os.kill(played._server.pid, signal.SIGCONT)
@@ -537,14 +537,14 @@ def test_a_forked_child_does_not_stop_its_parents_playground(hosts):
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_no_hosts_are_no_playground(count):
-    with pytest.raises(UsageError, match=r"it has at least 1"):
+def test_no_hosts_are_no_playground(count, golden):
+    with golden.raises(UsageError):
         playground.start(count)
 
 
-def test_asyncssh_is_asked_for_when_missing(monkeypatch, tmp_path):
+def test_asyncssh_is_asked_for_when_missing(monkeypatch, tmp_path, golden):
     monkeypatch.setitem(sys.modules, "asyncssh", None)
-    with pytest.raises(DistmagicError, match=r"pip install '\.\[playground\]'"):
+    with golden.raises(DistmagicError):
         playground.start(1, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -556,19 +556,17 @@ def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     )
     (tmp_path / "place").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
-    with pytest.raises(
-        DistmagicError, match=r"did not start:\n(.|\n)*this asyncssh is broken"
-    ):
+    with pytest.raises(DistmagicError, match="this asyncssh is broken"):
         playground.start(1, directory=tmp_path / "place")
     assert list((tmp_path / "place").iterdir()) == []
 
 
 def test_a_playground_without_room_or_without_a_process_says_so(monkeypatch, tmp_path):
-    with pytest.raises(DistmagicError, match=r"can't start: .*No such file"):
+    with pytest.raises(DistmagicError, match="No such file"):
         playground.start(1, directory=tmp_path / "missing")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     (tmp_path / "place").mkdir()
-    with pytest.raises(DistmagicError, match=r"can't start: .*no-python"):
+    with pytest.raises(DistmagicError, match="no-python"):
         playground.start(1, directory=tmp_path / "place")
     assert list((tmp_path / "place").iterdir()) == []
 

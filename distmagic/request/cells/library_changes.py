@@ -55,8 +55,9 @@ _NOT_OF_A_LIBRARY = (
     "os",
 )
 
-# By package, the objects that its modules keep: by id, the module and name of each.
-Tables = dict[str, dict[int, list[tuple[str, str]]]]
+# The objects that some modules keep: by id, the module and name of each.
+Kept = dict[int, list[tuple[str, str]]]
+Tables = dict[str, Kept]  # by package
 _IN_PLACE: dict[type[ast.operator], str] = {
     ast.Add: "__iadd__",
     ast.Sub: "__isub__",
@@ -238,11 +239,11 @@ def _kept_as(value: object, tables: Tables) -> str:
     return found
 
 
-def _kept_in(package: str) -> dict[int, list[tuple[str, str]]]:
+def _kept_in(package: str) -> Kept:
     """Return the objects of a package's modules, or with "" of the user's: by id, the module and
     name of each.
     """
-    table: dict[int, list[tuple[str, str]]] = {}
+    table: Kept = {}
     for module_name, module in sys.modules.copy().items():
         top = module_name.partition(".")[0]
         if top == package if package else _is_users(module_name):

@@ -79,6 +79,7 @@ from distmagic.state.events import (
     Warned,
 )
 
+Actions = list[Action]
 REFUSED_PAUSE_S = 60.0  # pause after an attempt to join was refused
 # It ends a node that has no ranks yet.
 
@@ -112,9 +113,9 @@ class NodeTable:
 
     # ---- start
 
-    def follow(self, links: Mapping[int, Link], now_s: float) -> list[Action]:
+    def follow(self, links: Mapping[int, Link], now_s: float) -> Actions:
         """Start to follow all nodes; connect to those without a link."""
-        actions: list[Action] = []
+        actions: Actions = []
         for node_rank in range(len(self.rows)):
             if node_rank in links:
                 actions += self._listen(node_rank, links[node_rank])
@@ -125,15 +126,13 @@ class NodeTable:
                 self._begin_join(host_index, None, now_s)
         return actions
 
-    def stop(
-        self, node_ranks: Iterable[int], message: protocol.StopNode
-    ) -> list[Action]:
+    def stop(self, node_ranks: Iterable[int], message: protocol.StopNode) -> Actions:
         """Stop nodes. If a link is broken, the message waits for a new one.
 
         No host joins from now on.
         """
         self.is_stopping = True
-        actions: list[Action] = []
+        actions: Actions = []
         links: list[Link] = []
         for node_rank in node_ranks:
             row = self.rows[node_rank]
@@ -151,28 +150,26 @@ class NodeTable:
 
     # ---- events
 
-    def receive(self, event: Event) -> list[Action]:
+    def receive(self, event: Event) -> Actions:
         """Return the actions that an event requires."""
         handler = self._HANDLERS.get(type(event.what))
         if handler is None or not 0 <= event.node_rank < len(self.rows):
             return []
         return handler(self, event.node_rank, event.what, event.at_s)
 
-    def _final(self, node_rank: int, what: protocol.Final, _: float) -> list[Action]:
+    def _final(self, node_rank: int, what: protocol.Final, _: float) -> Actions:
         row = self.rows[node_rank]
         row.is_final = True
         if what.reason == "lost" and node_rank != 0:
             row.is_missed = True
         return []
 
-    def _rank_ended(
-        self, node_rank: int, what: protocol.Ended, _: float
-    ) -> list[Action]:
+    def _rank_ended(self, node_rank: int, what: protocol.Ended, _: float) -> Actions:
         if job_requests.is_small(what.result_bytes):
             self.rows[node_rank].sizes[what.rank] = what.result_bytes or 0
         return []
 
-    def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> list[Action]:
+    def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> Actions:
         """Keep a node lost that is no longer retried, whatever its peers report: its end would go
         unnoticed.
         """
@@ -181,9 +178,7 @@ class NodeTable:
             return []
         return [self._note_lost(peer)]
 
-    def _hardware(
-        self, node_rank: int, _: protocol.Hardware, __: float
-    ) -> list[Action]:
+    def _hardware(self, node_rank: int, _: protocol.Hardware, __: float) -> Actions:
         """The agent answered over this link and its lease was renewed, even if the job itself is
         silent.
         """
@@ -191,9 +186,7 @@ class NodeTable:
             self.rows[node_rank].attempts = None
         return []
 
-    def _link_ended(
-        self, node_rank: int, what: LinkEnded, now_s: float
-    ) -> list[Action]:
+    def _link_ended(self, node_rank: int, what: LinkEnded, now_s: float) -> Actions:
         row = self.rows[node_rank]
         # Otherwise it ended at once, perhaps like the one before.
         if what.last > row.last or now_s - row.linked_at_s > LONGEST_PAUSE_S:
@@ -220,17 +213,17 @@ class NodeTable:
             return self._break(node_rank, what.error.message, now_s)
         return self._lose(node_rank, _words(what.error), now_s)
 
-    def _collected(self, node_rank: int, what: Collected, now_s: float) -> list[Action]:
+    def _collected(self, node_rank: int, what: Collected, now_s: float) -> Actions:
         for rank, data in what.results.items():
             self.small_results[node_rank, rank] = data
         if what.is_kept_idle:
             self.rows[node_rank].link = None
         return self._end(node_rank, now_s)
 
-    def _linked(self, node_rank: int, what: Linked, now_s: float) -> list[Action]:
+    def _linked(self, node_rank: int, what: Linked, now_s: float) -> Actions:
         row = self.rows[node_rank]
         was_broken = row.state == "reconnecting"
-        actions: list[Action] = []
+        actions: Actions = []
         if row.stop is not None:
             # It may have been lost with the connection.
             actions.append(Send(links=(what.link,), message=row.stop))
@@ -241,7 +234,7 @@ class NodeTable:
 
     def _attempt_failed(
         self, node_rank: int, what: AttemptFailed, now_s: float
-    ) -> list[Action]:
+    ) -> Actions:
         row = self.rows[node_rank]
         assert row.attempts is not None
         row.why_unmet = NEVER_BEGAN if what.error is None else _words(what.error)
@@ -264,18 +257,18 @@ class NodeTable:
 
     def _node_added(
         self, node_rank: int, what: protocol.NodeAdded, now_s: float
-    ) -> list[Action]:
+    ) -> Actions:
         """The lead registered hosts as new nodes: for this notebook, or for another one that starts
         them.
         """
         if node_rank != 0:
             return []
-        actions: list[Action] = []
+        actions: Actions = []
         for host in what.hosts[len(self.rows) : MOST_NODES]:
             actions += self._add_row(host, what.request_id, now_s)
         return actions
 
-    def _add_row(self, host: str, request_id: str, now_s: float) -> list[Action]:
+    def _add_row(self, host: str, request_id: str, now_s: float) -> Actions:
         names = list(self._growth.host_names) if self._growth is not None else []
         row = NodeRow(host_index=names.index(host) if host in names else UNKNOWN_HOST)
         self.rows.append(row)
@@ -325,10 +318,10 @@ class NodeTable:
         own = (node_rank for node_rank, row in rows if row.host_index == host_index)
         return max(own, default=-1)
 
-    def _joined(self, _: int, what: Joined, __: float) -> list[Action]:
+    def _joined(self, _: int, what: Joined, __: float) -> Actions:
         join = self._joins.get(what.host_index)
         rows = self.rows[what.node_rank : what.node_rank + 1]
-        actions: list[Action] = []
+        actions: Actions = []
         message = TOO_LATE
         if rows and rows[0].state == "waiting":
             self._joins.pop(what.host_index, None)
@@ -344,7 +337,7 @@ class NodeTable:
             actions.append(Send(links=(what.link,), message=message))
         return actions
 
-    def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> list[Action]:
+    def _join_failed(self, _: int, what: JoinFailed, now_s: float) -> Actions:
         join = self._joins.get(what.host_index)
         node_rank = what.node_rank
         # The run is being stopped meanwhile, or the host is already being tried again.
@@ -364,7 +357,7 @@ class NodeTable:
                 row.why_unmet = _words(what.error)
                 self._meet(row, now_s)
             return []
-        actions: list[Action] = []
+        actions: Actions = []
         if join.node_rank is not None:
             # The attempts at this host continue below, with growing pauses.
             actions += self._lose(join.node_rank, str(what.error), now_s, rejoins=False)
@@ -386,13 +379,13 @@ class NodeTable:
 
     # ---- timers
 
-    def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> list[Action]:
+    def due(self, now_s: float, alive_elsewhere: Collection[int] = ()) -> Actions:
         """Return the attempts whose time has come, and give up those whose time is over.
 
         Nodes in `alive_elsewhere` run, even if this notebook can't reach them: they are not given
         up.
         """
-        actions: list[Action] = []
+        actions: Actions = []
         for node_rank, row in enumerate(self.rows):
             if row.attempts is None or row.attempts.next_at_s is None:
                 continue
@@ -438,14 +431,14 @@ class NodeTable:
 
     # ---- transitions
 
-    def _listen(self, node_rank: int, link: Link) -> list[Action]:
+    def _listen(self, node_rank: int, link: Link) -> Actions:
         row = self.rows[node_rank]
         row.link = link
         row.state = "following"
         row.can_ask = True
         return [Listen(node_rank=node_rank, link=link, after=row.last)]
 
-    def _break(self, node_rank: int, why: str, now_s: float) -> list[Action]:
+    def _break(self, node_rank: int, why: str, now_s: float) -> Actions:
         row = self.rows[node_rank]
         row.state = "reconnecting"
         if row.attempts is not None:  # the link ended at once
@@ -456,7 +449,7 @@ class NodeTable:
         )
         return [Note(node_rank=node_rank, what=Broken(why=why))]
 
-    def _end(self, node_rank: int, now_s: float) -> list[Action]:
+    def _end(self, node_rank: int, now_s: float) -> Actions:
         row = self.rows[node_rank]
         row.state = "gone"
         row.attempts = None
@@ -466,7 +459,7 @@ class NodeTable:
 
     def _lose(
         self, node_rank: int, why: str, now_s: float, *, rejoins: bool = True
-    ) -> list[Action]:
+    ) -> Actions:
         """Stop retrying a node.
 
         `rejoins`: in an elastic job its host is tried as a new node from now on.
@@ -485,7 +478,7 @@ class NodeTable:
         what = Lost(why=row.why_lost, is_agent_gone=row.is_agent_gone)
         return Note(node_rank=node_rank, what=what)
 
-    _HANDLERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[..., Actions]]] = {
         protocol.Final: _final,
         protocol.Hardware: _hardware,
         protocol.Ended: _rank_ended,

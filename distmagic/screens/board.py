@@ -28,6 +28,8 @@ PICTURES_SHARE = (1.0, 30_000)
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
 # output that is sent at once; a page requests skipped lines later
+# What a page gets: values by the names of the widget's traits.
+Traits = dict[str, object]
 _NEW_LINES_BYTES = 15_000
 _LAST_LINES = 1000  # lines that a page holds, and receives at the start and at the end
 _EARLIER_LINES = 1000  # limit for one request for earlier lines
@@ -45,11 +47,9 @@ class Pane:
         self._every_s = every_s
         self._bytes_per_s = bytes_per_s
         self._next_s = 0.0
-        self._sent: dict[str, object] = {}
+        self._sent: Traits = {}
 
-    def offer(
-        self, now_s: float, make: Callable[[], Mapping[str, object]]
-    ) -> dict[str, object]:
+    def offer(self, now_s: float, make: Callable[[], Mapping[str, object]]) -> Traits:
         """Return the changed values of `make`, by name; nothing if it isn't time."""
         if now_s < self._next_s:
             return {}
@@ -210,7 +210,7 @@ class Board:
             for name, value in changes.items():
                 setattr(self._view, name, value)
 
-    def _new_lines(self, state: RunState) -> dict[str, object]:
+    def _new_lines(self, state: RunState) -> Traits:
         new = state.lines_seen - self._lines_sent
         if not (new or state.open_lines or self._has_older_news):
             return {}
@@ -225,7 +225,7 @@ class Board:
 
     def _log_of(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
-    ) -> dict[str, object]:
+    ) -> Traits:
         """Return the last lines; `again` if they replace all lines of a page."""
         again = self._has_older_news
         self._has_sent_torchrun = self._kept.shows_torchrun
@@ -235,7 +235,7 @@ class Board:
 
     def _lines(
         self, state: RunState, count: int, room_bytes: int = MOST_BYTES
-    ) -> dict[str, object]:
+    ) -> Traits:
         """Return the unfinished lines, and the last `count` lines that are still in memory, of at
         most `room_bytes`.
         """
@@ -246,7 +246,7 @@ class Board:
         }
 
 
-def _head_and_table(state: RunState) -> dict[str, object]:
+def _head_and_table(state: RunState) -> Traits:
     head, table = render.head_and_table(state)
     run = {
         "job": state.job,
@@ -261,9 +261,9 @@ def _head_and_table(state: RunState) -> dict[str, object]:
     return {"run": run, "head": head, "table": table, "prompts": prompts}
 
 
-def _curves_and_ranks(state: RunState) -> dict[str, object]:
+def _curves_and_ranks(state: RunState) -> Traits:
     return {"charts": render.chart_data(state), "ranks": render.all_ranks(state)}
 
 
-def _pictures(state: RunState) -> dict[str, object]:
+def _pictures(state: RunState) -> Traits:
     return {"pictures": render.pictures(state)}

@@ -32,6 +32,8 @@ _CHATTER = (
 )
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
 # a file that is removed when the disk is full, to make room for the end of the job
+# The number of an event, and its line.
+Numbered = tuple[int, bytes]
 _RESERVE = "reserve"
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20
@@ -57,7 +59,7 @@ class Journal:
         # The positions in the two files after event 0, 256, 512 ...
         self._marks = [(0, 0)]
         # Events about the course of the job that the disk has not accepted yet.
-        self._owed: deque[tuple[int, bytes]] = deque()
+        self._owed: deque[Numbered] = deque()
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
         self._first = 1  # the number of _recent[0]
@@ -113,7 +115,7 @@ class Journal:
             return True
         return False
 
-    def after(self, n: int, max_bytes: int) -> tuple[int, bytes]:
+    def after(self, n: int, max_bytes: int) -> Numbered:
         """Return the number of the last event returned, and the lines of the events after number
         `n`.
 
@@ -129,7 +131,7 @@ class Journal:
                 break
         return n, bytes(found)
 
-    def _lines(self, after: int) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, after: int) -> Iterator[Numbered]:
         if after + 1 < self._first:
             # The folder was removed: a `Skipped` replaces its events.
             with suppress(FileNotFoundError):
@@ -144,8 +146,8 @@ class Journal:
 
 
 def _without_gaps(
-    lines: Iterable[tuple[int, bytes]], after: int, last: int = 0
-) -> Iterator[tuple[int, bytes]]:
+    lines: Iterable[Numbered], after: int, last: int = 0
+) -> Iterator[Numbered]:
     """Yield (number of the last event, line), with a `Skipped` for events missing after number
     `after`.
     """
@@ -163,8 +165,8 @@ def read(
     folder: Path,
     after: int = 0,
     mark: tuple[int, int] = (0, 0),
-    owed: Iterable[tuple[int, bytes]] = (),
-) -> Iterator[tuple[int, bytes]]:
+    owed: Iterable[Numbered] = (),
+) -> Iterator[Numbered]:
     """Yield (number, line) of the events after number `after` on disk, starting from positions in
     the two files.
 
@@ -199,7 +201,7 @@ def replay(folder: Path, after: int) -> Iterator[bytes]:
         yield expand(line, folder)
 
 
-def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+def _numbered(lines: Iterable[bytes]) -> Iterator[Numbered]:
     for line in lines:
         if found := _NUMBER.match(line):
             yield int(found[1]), line

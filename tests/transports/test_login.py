@@ -350,7 +350,8 @@ def configured(home: Home, *lines: str) -> None:
 def test_a_security_key_in_the_agent_is_no_obstacle(home, server, tmp_path, user_key):
     token = join_strings(b"sk-ssh-ed25519@openssh.com", b"k" * 32, b"ssh:")
     listed = b"\x0c\0\0\0\1" + join_strings(token, b"a token")
-    with scripted_agent(tmp_path / "agent", join_strings(listed)) as path:
+    answers = join_strings(listed), join_strings(b"\x05")  # it is not plugged in
+    with scripted_agent(tmp_path / "agent", *answers) as path:
         configured(
             home,
             "IdentitiesOnly no",

@@ -1075,7 +1075,9 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, gol
 
     def answered(prompt):
         asked.append(prompt)
-        wait_until(lambda: "waits for your answer" in announced)
+        wait_until(
+            lambda: "waits for your answer" in announced, "the words of the view"
+        )
         return answer
 
     def pack_it(thunk, *, limit_bytes, labels, title):
@@ -1091,6 +1093,7 @@ def test_above_the_limit_the_user_is_asked(lab, monkeypatch, answer, limits, gol
     monkeypatch.setattr(FakeScreen, "announce", lambda _, text: announced.append(text))
     result = lab.run("%%distributed\ndef f():\n    return 1\nf()")
     golden(*asked)
+    assert "waits for your answer" in announced
     assert packed == limits
     assert result.success is (answer == "y")
 

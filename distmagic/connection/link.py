@@ -173,7 +173,7 @@ class Link:
         return n, cast(M, message)  # a caller that passes `more` checks the type
 
     def _refusal(self, message: protocol.Refused) -> PreflightError:
-        error = f"{message.error}.".replace("..", ".")
+        error = f"{message.error.removesuffix('.')}."
         return PreflightError(
             self.host.name, error, _REFUSAL_HINTS.get(message.what, "")
         )

@@ -155,7 +155,8 @@ class Results(Mapping[int, Any]):
             if worker.ended and worker.ended.outcome == "returned"
             else ""
         )
-        return NoResult(f"{worker.label} left no result{why}.".replace("..", "."), hint)
+        words = f"{worker.label} left no result{why.removesuffix('.')}."
+        return NoResult(words, hint)
 
     def _load(self, rank: int) -> Any:
         if rank not in self:

@@ -430,7 +430,8 @@ def _not_here(error: Exception) -> ParcelError:
         return ParcelError(f"The value needs the module {error.name!r}, which this Python lacks.",
                            f"Install {error.name.partition('.')[0]} for {sys.executable}.")  # fmt: skip
     if isinstance(error, (pickle.UnpicklingError, EOFError)):
-        return ParcelError(f"The parcel is damaged: {error}.")
+        words = str(error).removesuffix(".")
+        return ParcelError(f"The parcel is damaged: {words}.")
     return ParcelError(
         f"The value can't be rebuilt in this process: {type(error).__name__}: {error}"
     )

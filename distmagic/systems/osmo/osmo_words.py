@@ -94,7 +94,7 @@ def read_id(out: str) -> str:
     name = _document(out).get("name")
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise DistmagicError(
-            f"osmo workflow submit names no workflow: {_short(out)}",
+            f"osmo workflow submit names no workflow: {_short(out) or 'it printed nothing'}",
             "Look for it with: osmo workflow list",
         )
     return name

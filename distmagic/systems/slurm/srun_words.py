@@ -196,9 +196,7 @@ def trouble(node: str, job: str, said: str) -> DistmagicError | None:
     if errors:
         return Unreachable(
             node,
-            f"srun could not start anything on this node: {errors[-1]}.".replace(
-                "..", "."
-            ),
+            f"srun could not start anything on this node: {errors[-1].removesuffix('.')}.",
             _AGAIN.format(job=job),
         )
     return None

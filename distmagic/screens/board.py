@@ -27,9 +27,9 @@ PICTURES_SHARE = (1.0, 30_000)
 # no part of the view is older than the pause.
 _DRAWING_PART = 0.015
 _LONGEST_PAUSE_S = 5.0
-# output that is sent at once; a page requests skipped lines later
 # What a page gets: values by the names of the widget's traits.
 Traits = dict[str, object]
+# output that is sent at once; a page requests skipped lines later
 _NEW_LINES_BYTES = 15_000
 _LAST_LINES = 1000  # lines that a page holds, and receives at the start and at the end
 _EARLIER_LINES = 1000  # limit for one request for earlier lines

@@ -31,9 +31,9 @@ _CHATTER = (
     protocol.StacksDone,
 )
 _LAST_WORDS = (protocol.Ended, protocol.EngineEnded, protocol.Final)
-# a file that is removed when the disk is full, to make room for the end of the job
 # The number of an event, and its line.
 Numbered = tuple[int, bytes]
+# a file that is removed when the disk is full, to make room for the end of the job
 _RESERVE = "reserve"
 _RESERVE_BYTES = 256 << 10
 _IN_MEMORY_BYTES = 4 << 20

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +15,12 @@ from distmagic.diagnosis.report import Report
 from distmagic.errors import Hung, RendezvousFailed
 from distmagic.request.hosts import parse_hosts
 from distmagic.session.doctor import examine
+from tests.builders.pythons import another_python
 from tests.e2e.runner import all_reduce, as_value, reach, run
 from tests.lab import HostSetup, Lab, LabHost
 from tests.lab.clock import give_clock
 from tests.lab.nvml import give_nvidia_gpus
-from tests.lab.waiting import HANG_S
+from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
 
@@ -150,6 +154,21 @@ def other_torch(lab: Lab) -> None:
     (lab.hosts[1].home / ".bashrc").write_text("export PYTHONPATH=$HOME/other\n")
 
 
+def test_a_host_with_another_python_which_has_no_torch():
+    python = Path(another_python())
+    with Lab(2, keep=(python.parents[1],)) as lab:
+        folder = lab.hosts[1].home / "bin"
+        folder.mkdir()
+        (folder / "python3").symlink_to(python)
+        (lab.hosts[1].home / ".bashrc").write_text("export PATH=$HOME/bin:$PATH\n")
+        report = examined(lab)
+    assert of(report) == {
+        ("warning", "dm2", "python"),
+        ("error", "dm2", "torch"),
+        ("warning", "dm2", "numpy"),
+    }
+
+
 def loopback(lab: Lab) -> None:
     lab.hosts[1].resolve_own_name("127.0.1.1")
 
@@ -271,6 +290,39 @@ def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
     assert words in repr(report)
     assert report.square
     print(report, report.took_s)
+
+
+def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_path):
+    """Plain torchrun waits ten minutes for a host that refuses it. The doctor names that host meanwhile."""
+    first, *_ = lab.hosts
+    first.close_ports("reject with tcp reset", but=(22,))
+    words = (
+        f"-m torch.distributed.run --nnodes 2 --master-addr {first.address} --node-rank"
+    )
+    begun, logs = [], [tmp_path / str(number) for number in range(2)]
+    start = time.monotonic()
+    try:
+        for number, log in enumerate(logs):
+            torchrun = ["python3", *words.split(), str(number), "/dev/null"]
+            command = lab.hosts[number].command(torchrun)
+            with log.open("wb") as file:
+                begun.append(subprocess.Popen(command, stdout=file, stderr=file))
+        examining = time.monotonic()
+        report = examined(lab)
+        took_s = time.monotonic() - examining
+        until_s = start + 10 * took_s
+        wait_until(lambda: time.monotonic() > until_s, "its time", 10 * took_s + HANG_S)
+        lines = logs[1].read_text().splitlines()
+        # A host of the lab has no name server.
+        assert [one for one in lines if "hostname of the client" not in one] == []
+        assert [one.poll() for one in begun] == [None, None]
+    finally:
+        for one in begun:
+            one.kill()
+            one.wait()
+    assert {(one.level, one.host) for one in report.findings} == {("error", "dm1")}
+    assert "no other host can dial it" in repr(report)
+    assert "iptables -I INPUT" in repr(report)
 
 
 # ---- in a terminal

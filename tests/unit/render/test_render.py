@@ -678,7 +678,7 @@ def test_all_words_name_the_variable_that_has_the_run():
     html, text = render.html(state), render.text(state)
     assert "all: b.logs(rank), %distributed logs" in html
     assert "metrics shown; all of them: b.metrics" in html
-    assert "more metrics: b.metrics" in html
+    assert "1 more metric: b.metrics" in html
     assert "b.logs(rank)\n" in text
     assert "run." not in html.partition("</style>")[2] + text
 

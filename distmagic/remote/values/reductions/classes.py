@@ -38,7 +38,7 @@ def add_left_out(cls: Any, plain: Any) -> None:
     if not is_enum and "__slots__" in vars(cls) and not issubclass(cls, tuple):
         plain[1][3]["__slots__"] = cls.__slots__
     attributes = plain[2][0]
-    if not is_enum:
+    if not is_enum and cls.__qualname__ != cls.__name__:
         attributes["__qualname__"] = cls.__qualname__
     for name, value in vars(cls).items():
         is_of_base = any(

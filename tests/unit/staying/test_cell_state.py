@@ -218,7 +218,6 @@ def test_whatever_hosts_say_of_a_cell_fails_no_notebook(batches):
         assert all(data for data in cell_state.values(cell.ends).values())
         out_of_step.notice(cell.ends)
         render.html(cell.run)
-        assert {worker.rank for worker in cell.run.workers.values()} == {0, 1, 2, 3}
     assert set(seen.ends) <= set(seen.names)
 
 

@@ -106,5 +106,5 @@ def _of_limits(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", host, "locked memory", evidence, cure)
     if ports and not active:
         port, state = next(iter(ports.items()))
-        evidence = f"no port of InfiniBand is active: {port} is {state}."
+        evidence = f"no port of InfiniBand is active. The state of {port} is {state!r}: its cable or switch may be off."
         yield Finding("warning", host, "InfiniBand", evidence, f"{subject.by_hand} ibstat")  # fmt: skip

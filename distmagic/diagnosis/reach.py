@@ -20,7 +20,7 @@ _CURES = {
     "silent": "A firewall or security group drops it. Let all TCP through between the hosts: {root} {rule} -j ACCEPT",
     "half": "The MTU of the network is smaller than that of the cards. Lower that of the card: {larger} ip link set dev {card} mtu {less}",
     "no route": "Name hosts by addresses of one network, or add the route: {dialler} ip route get {address}",
-    "no name": "In /etc/hosts of all hosts: {address} {host}",
+    "no name": "Add to /etc/hosts of all hosts the line: {address} {host}",
     "another": "That address is not {host}'s alone. Name it by one in the network of the others: %distributed hosts ADDRESS",
 }
 _SOME_PORT = 40000  # an example for a test by hand

@@ -182,8 +182,11 @@ def with_pairs(
 
 def without_pairs(before: Report) -> Report:
     """Return the report of hosts on which a measuring run would fail."""
-    evidence = "the speed between hosts was not measured, because a run would fail."
-    finding = Finding("warning", before.hosts[0], "collective", evidence, "Mend the errors first.")  # fmt: skip
+    evidence = (
+        "the speed between hosts was not measured: the errors above would fail a run."
+    )
+    cure = "Correct them, then repeat the command."
+    finding = Finding("warning", before.hosts[0], "collective", evidence, cure)
     return replace(before, findings=(*before.findings, finding))
 
 

@@ -243,7 +243,7 @@ def _first_line(node: _Binding) -> int:
 def _lines_of(name: str, node: _Binding, text: str) -> str:
     """Return the lines of a definition. Raises `NoProgram` unless it is a statement of its own."""
     if not isinstance(node, _DEFINITIONS) or node.col_offset:
-        raise NoProgram(f"{name} is defined inside a block, or assigned")
+        raise NoProgram(f"{name} is defined inside another block, or by an assignment")
     return "\n".join(text.split("\n")[_first_line(node) - 1 : node.end_lineno])
 
 

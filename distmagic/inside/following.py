@@ -120,7 +120,7 @@ class Following:
             self._place.lead,
             f"node 0 of {self._place.system} has not answered node {self._place.node_rank} "
             f"within {time.monotonic() - began_s:.0f} s: {why}.",
-            f"It must run the same command, and let the other nodes dial its ports {ports}.",
+            f"It must run the same command. Firewalls must let the other nodes connect to its TCP ports {ports}.",
         )
 
     def _open(self, what: str, **more: Any) -> Channel:

@@ -59,7 +59,7 @@ class Meeting(Arrivals):
                     raise Unreachable(
                         member.name,
                         f"node {member.node_rank} of {self._place.system} has ended before it came to this cell or script.",
-                        "Its output has the reason.",
+                        "Look at the output of that node for the reason.",
                     )
                 if now > end_s:
                     raise Unreachable(

@@ -85,7 +85,7 @@ def find(key: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise OSError(
-            f"node 0 has left no secret in {path.parent}, which all nodes must see"
+            f"node 0 has left no secret in {path.parent}, so the nodes may have separate home directories"
         ) from None
     with open(descriptor, encoding="ascii") as file:
         about = os.fstat(descriptor)

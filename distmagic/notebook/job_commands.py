@@ -128,7 +128,7 @@ def attach(line: CommandLine) -> object:
     job_name, *variables = line.words
     if variables and line.notebook.shell is None:
         raise UsageError(
-            f"A terminal has no variable {variables[0]}.",
+            f"A terminal has no notebook variable `{variables[0]}` for the run.",
             f"Write %distributed attach {job_name}.",
         )
     for name in variables:

@@ -98,7 +98,7 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
             for job in _listed(line, first_links):
                 found.setdefault((job.name, job.hosts[0]), job)
         except DistmagicError as error:  # they may be gone for good
-            say(f"{error.message} The list lacks the jobs of these hosts.")
+            say(f"{error.message} So the list lacks their jobs.")
     return tuple(sorted(found.values(), key=lambda job: -job.began_ago_s))
 
 

@@ -93,7 +93,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     args = flag_parser.parse(own)
     if script_args and not args.script:
         raise UsageError(
-            f"-- {' '.join(script_args)}: only a script has arguments.",
+            f"`-- {' '.join(script_args)}` gives arguments to a script, but --script is missing.",
             "Write %%distributed --script -- ARGUMENTS.",
         )
     if args.hosts is not None and args.hostfile is not None:

@@ -114,7 +114,7 @@ def claim_devices(
             for node_rank, claims in enumerate(others):
                 what = devices.waits_for(claims) if claims else ""
                 if claims and spec.detach:
-                    what += "; the run is detached when it starts, and needs this notebook until then"
+                    what += "; keep this notebook open until the run starts: then it is detached"
                 if what != shown[node_rank]:
                     loop.note(Waiting(waits_for=what), node_rank=node_rank)
                     shown[node_rank] = what

@@ -186,6 +186,8 @@ def _device(names: Mapping[str, object], codes: Sequence[CodeType]) -> str:
             is_text = type(value) is str or type(value).__name__ == "device"
             text = str(value) if is_text else ""
             is_choice = text in _NO_GPU and text not in label.lower()
+            if name == "map_location":
+                continue  # of `torch.load`: no device to train on
             if is_choice and any(name in names_in(one, *_BY_NAME) for one in codes):
                 return f"{label} is {text}"
     return ""

@@ -14,6 +14,7 @@ from typing import Literal
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
+from distmagic.request.cells.shell_commands import command_in
 from distmagic.state.events import Event, Gone, StopRequested, Warned
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState, WorkerState
@@ -95,7 +96,7 @@ def title(text: str) -> str:
         return ""
     last = statements[-1]
     shown = last.value if isinstance(last, ast.Expr | ast.Assign) else last
-    return ast.unparse(shown).partition("\n")[0]
+    return (command_in(shown) or ast.unparse(shown)).partition("\n")[0]
 
 
 def take(state: CellState, events: Iterable[Event]) -> CellState:

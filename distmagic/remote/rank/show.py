@@ -143,6 +143,7 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Give the module what a rank has of it."""
         if module.__name__ == "IPython":
             module.version_info, module.get_ipython = (0, 0), lambda: None
+            importlib.import_module("IPython.display")  # `import IPython` is enough
         else:
             module.display, module.clear_output = display, clear_output
             module.__getattr__ = _missing

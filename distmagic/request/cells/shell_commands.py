@@ -30,6 +30,19 @@ def with_commands(text: str, transform: Callable[[str], str]) -> str:
     return text
 
 
+def command_in(code: ast.AST) -> str:
+    """Return the command for which `with_commands` has written this expression, such as `!ls`; ""
+    for any other.
+    """
+    if isinstance(code, ast.Call) and isinstance(code.func, ast.Attribute):
+        if code.func.attr == "splitlines":
+            return command_in(code.func.value)
+        if ast.unparse(code.func.value) == "__import__('subprocess')" and code.args:
+            words = code.args[0].args[-1] if isinstance(code.args[0], ast.Call) else code.args[0]  # fmt: skip
+            return f"!{words.value}" if isinstance(words, ast.Constant) else ""
+    return ""
+
+
 def _run_command(found: re.Match[str]) -> str:
     command = _with_values(found[2])
     return (

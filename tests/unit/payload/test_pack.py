@@ -684,15 +684,15 @@ def test_hooks_of_parameters_and_attributes_of_optimizers_travel(tmp_path, torch
 
 def test_an_optimizer_travels_without_an_attribute_that_cannot(tmp_path, torch_forks):
     source = """
-    import threading, torch
+    import threading, torch, weakref
     net = torch.nn.Linear(2, 1)
     fused = torch.optim.SGD(net.parameters(), lr=0.5)
-    fused.kernel, fused.clip = threading.Lock(), 0.25
-    def fit(): return fused.clip, hasattr(fused, "kernel"), fused.param_groups[0]["lr"]
+    fused.kernel, fused.clip, fused.net = threading.Lock(), 0.25, weakref.ref(net)
+    def fit(): return fused.clip, fused.net() is net, hasattr(fused, "kernel"), fused.param_groups[0]["lr"]
     fit()"""
     payload = packed(cell(textwrap.dedent(source)))
     found = on_a_rank(payload, tmp_path, forks=torch_forks)
-    assert found == "(0.25, False, 0.5)"
+    assert found == "(0.25, True, False, 0.5)"
 
 
 DEVICES = {
@@ -726,6 +726,10 @@ DEVICES = {
         "",
     ),
     "a backend": ("backend = 'gloo'\ndef fit(): return backend", "backend is gloo"),
+    "a place to load to": (
+        "map_location = 'cpu'\ndef fit(load=len): return load(map_location)",
+        "",
+    ),
     "a GPU": ("device = 'cuda'\ndef fit(): return device", ""),
     "meant to be the CPU": ("cpu = 'cpu'\ndef fit(): return cpu", ""),
     "an attribute": ("device = 'cpu'\ndef fit(x=None): return x and x.device", ""),
@@ -806,6 +810,18 @@ def test_a_parameter_keeps_its_class_and_attributes(tmp_path, torch_forks):
     expected = str(cell(OF_A_CLASS)())
     payload = packed(cell(OF_A_CLASS))
     assert on_a_rank(payload, tmp_path, forks=torch_forks) == expected
+
+
+def test_a_sparse_parameter_of_another_class_travels(tmp_path, torch_forks):
+    source = """
+    import torch
+    class Table(torch.nn.Parameter): pass
+    table = Table(torch.eye(2).to_sparse())
+    def fit(): return table.requires_grad, table.to_dense().tolist()
+    fit()"""
+    payload = packed(cell(textwrap.dedent(source)))
+    found = on_a_rank(payload, tmp_path, forks=torch_forks)
+    assert found == "(True, [[1.0, 0.0], [0.0, 1.0]])"
 
 
 GRADIENTS = """

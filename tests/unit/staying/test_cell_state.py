@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic import render
 from distmagic.errors import Cancelled, WorkerFailed
 from distmagic.remote.wire import protocol as p
+from distmagic.request.cells.shell_commands import with_commands
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.verdict import verdict
@@ -102,6 +104,19 @@ def test_other_cells_and_other_ranks_count_for_nothing():
 )
 def test_the_title_of_a_cell_is_its_last_statement(text, title):
     assert cell_state.title(text) == title
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("!nvidia-smi", "!nvidia-smi"),
+        ("x = 1\n!df -h {x}", "!df -h {x}"),
+        ("files = !awk '{print $1}' a", "!awk '{print $1}' a"),
+    ],
+)
+def test_the_title_of_a_shells_command_is_the_command(text, title):
+    made = with_commands(text, TransformerManager().transform_cell)
+    assert cell_state.title(made) == title
 
 
 def test_an_exception_fails_the_cell_alone():

@@ -18,7 +18,11 @@ import io
 import sys
 from typing import Any
 
-from distmagic.remote.values.reductions.python_objects import by_path
+from distmagic.remote.values.reductions.python_objects import (
+    WEAK,
+    by_path,
+    reduced_weak,
+)
 
 
 def reduced(obj: Any, stored: Any, of_call: Any) -> Any:
@@ -63,7 +67,9 @@ def _tensor(tensor: Any, plain: Any, of_call: Any) -> Any:
     """Add what torch leaves out: the class and attributes of a parameter, hooks, the gradient."""
     torch = sys.modules["torch"]
     kind, base, attributes = type(tensor), torch.nn.Parameter, {}
-    if kind.__reduce_ex__ is base.__reduce_ex__ and kind is not base:
+    is_own = kind.__reduce_ex__ is base.__reduce_ex__ and kind is not base
+    # A sparse tensor has no storage, and so can't change its class.
+    if is_own and tensor.layout == torch.strided:
         plain = _of_kind, (kind, tensor.data, tensor.requires_grad)
         attributes = vars(tensor)
     elif kind not in (torch.Tensor, base):
@@ -110,6 +116,8 @@ def _can_be_pickled(value: object) -> bool:
 
     class Trial(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
+            if type(obj) in WEAK:
+                return reduced_weak(obj)  # as in the parcel
             is_large = isinstance(obj, large)
             return (int, ()) if is_large else super().reducer_override(obj)
 

@@ -128,6 +128,7 @@ from distmagic.remote.rank import show
 show.install()
 library = "try: import IPython\\nexcept ImportError: print('a library finds none')"
 exec(compile(library, "/lib/site-packages/library.py", "exec"))
+import IPython; IPython.display.display("at once")
 from IPython import display as shown, get_ipython
 from IPython.display import clear_output, display
 import IPython.display
@@ -143,7 +144,7 @@ def test_a_host_without_ipython_has_what_displays_for_the_users_code():
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = completed([sys.executable, "-S", "-c", WITHOUT], env=env)
     assert done.stdout.splitlines() == [
-        "a library finds none", "as here", "the same", "None False",
+        "a library finds none", "at once", "as here", "the same", "None False",
         "ModuleNotFoundError IPython", "ModuleNotFoundError IPython", "ImportError IPython",
     ]  # fmt: skip
 

@@ -196,7 +196,8 @@ def test_no_free_port_is_told(golden):
             stack.enter_context(socket.create_server(("", port)))
         with pytest.raises(UsageError) as caught:
             Meeting(replace(first), SECRET)
-    said = str(caught.value)
+    # Two of a job's eight ports may be one.
+    said = str(caught.value).replace(", ".join(map(str, first.ports)), "PORTS")
     for port in first.ports:
         said = said.replace(str(port), "PORT")
     golden(said)

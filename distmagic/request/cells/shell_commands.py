@@ -39,7 +39,8 @@ def command_in(code: ast.AST) -> str:
             return command_in(code.func.value)
         if ast.unparse(code.func.value) == "__import__('subprocess')" and code.args:
             words = code.args[0].args[-1] if isinstance(code.args[0], ast.Call) else code.args[0]  # fmt: skip
-            return f"!{words.value}" if isinstance(words, ast.Constant) else ""
+            if isinstance(words, ast.Constant) and isinstance(words.value, str):
+                return f"!{words.value}"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -90,8 +91,16 @@ class LiveNotebook:
 
 
 def text_of(cell: NotebookNode) -> str:
-    """Return what a cell shows as text, without colours."""
-    return _ANSI.sub("", "\n".join(_text_of_output(output) for output in cell.outputs))
+    """Return what a cell shows as text, without colours.
+
+    A kernel may send one line in several pieces: where its timer strikes between the text and its end, there are two.
+    """
+    shown = itertools.groupby(
+        cell.outputs, key=lambda output: output.get("name", id(output))
+    )
+    return _ANSI.sub(
+        "", "\n".join("".join(map(_text_of_output, same)) for _, same in shown)
+    )
 
 
 def _text_of_output(output: NotebookNode) -> str:

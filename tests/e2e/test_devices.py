@@ -21,6 +21,7 @@ from tests.e2e import faults, runner
 from tests.e2e.gpus import claims, give_gpus, take_gpus
 from tests.e2e.runner import as_value
 from tests.lab import Lab, LabHost
+from tests.lab.nvml import give_nvidia_gpus
 from tests.lab.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.needs("lab")
@@ -178,3 +179,23 @@ def test_runs_wait_for_devices_and_a_job_that_is_killed_frees_them(gpus):
     assert dict(last.wait(HANG_S).results) == {0: "1"}
     for host in gpus.hosts[:2]:
         wait_until(lambda h=host: not claims(h), "no claim to be left")
+
+
+def test_a_run_shows_how_busy_the_gpus_of_its_hosts_are(ended):
+    """Played by a library that answers as NVIDIA's does."""
+    (host, *_) = ended.hosts
+    give_nvidia_gpus(host, 2)
+    run = begin(ended, "dm1:1", until_go, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    wait_until(lambda: run.done or has_gpus(run), "the load of the GPUs")
+    found = run.state.nodes[0].hardware
+    (host.home / "go").touch()
+    run.wait(HANG_S)
+    (host.home / "go").unlink()
+    assert found is not None
+    assert [(gpu.utilization, gpu.celsius) for gpu in found.gpus] == [(0.5, 40.0)] * 2
+    assert {gpu.total_bytes for gpu in found.gpus} == {80 << 30}
+
+
+def has_gpus(run: BackgroundRun) -> bool:
+    found = run.state.nodes[0].hardware
+    return found is not None and bool(found.gpus)

@@ -51,12 +51,15 @@ def processes_during(
         assert watch.last is not None
         ranks = frozenset(worker.pid for worker in watch.last.workers.values())
         used = devices.used_mib()
+        torchruns = frozenset(devices.parent_of(pid) for pid in ranks)
+        # They read the load of GPUs by NVML, which opens the same files.
+        agents = frozenset(devices.parent_of(pid) for pid in torchruns)
         seen.append(
             Seen(
                 ranks=ranks,
-                torchruns=frozenset(devices.parent_of(pid) for pid in ranks),
+                torchruns=torchruns,
                 with_contexts=devices.processes_with_contexts() - contexts_before,
-                with_devices=devices.processes_with_devices() - devices_before,
+                with_devices=devices.processes_with_devices() - devices_before - agents,
                 used_mib=None
                 if used is None or used_before is None
                 else used - used_before,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.system import facts
+from distmagic.remote.system.facts import ask_nvml
 from distmagic.remote.wire.protocol import GpuHealth
 
 _TEXT_BYTES = 96
@@ -31,14 +32,6 @@ _OF_PROGRAMS = (b"13", b"31", b"43", b"45", b"68", b"109")
 _LOG_BYTES = 1 << 20
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
 class _Holder(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -56,40 +49,28 @@ def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
         if nvml is None:
             return "", "", ()
         driver = ctypes.create_string_buffer(_TEXT_BYTES)
-        _ask(nvml, "nvmlSystemGetDriverVersion", driver, _TEXT_BYTES)
+        ask_nvml(nvml, "nvmlSystemGetDriverVersion", driver, _TEXT_BYTES)
         cuda = ctypes.c_int()
         # The newer call also knows the package for forward compatibility.
         place = ctypes.byref(cuda)
-        if not _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2", place):
-            _ask(nvml, "nvmlSystemGetCudaDriverVersion", place)
+        if not ask_nvml(nvml, "nvmlSystemGetCudaDriverVersion_v2", place):
+            ask_nvml(nvml, "nvmlSystemGetCudaDriverVersion", place)
         highest = (
             f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else ""
         )
-        found = []
-        for number in range(facts.count_nvml(nvml)):
-            handle = ctypes.c_void_p()
-            if _ask(
-                nvml, "nvmlDeviceGetHandleByIndex_v2", number, ctypes.byref(handle)
-            ):
-                found.append(_health(nvml, handle))
+        found = [_health(nvml, gpu) for _, gpu in facts.nvml_gpus(nvml) if gpu]
         return driver.value.decode(errors="replace"), highest, tuple(found)
-
-
-def _ask(nvml: Any, name: str, *arguments: object) -> bool:
-    """Return whether the library has this function, and the call succeeds."""
-    function = getattr(nvml, name, None)
-    return function is not None and function(*arguments) == 0
 
 
 def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
     name = ctypes.create_string_buffer(_TEXT_BYTES)
-    _ask(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
-    memory, mig, pending = _Memory(), ctypes.c_uint(), ctypes.c_uint()
+    ask_nvml(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
+    memory, mig, pending = facts.NvmlMemory(), ctypes.c_uint(), ctypes.c_uint()
     places = ctypes.byref(mig), ctypes.byref(pending)
-    if not (_ask(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value):
-        _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    if not (ask_nvml(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value):
+        ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     errors = ctypes.c_ulonglong()
-    _ask(
+    ask_nvml(
         nvml,
         "nvmlDeviceGetTotalEccErrors",
         handle,
@@ -98,7 +79,7 @@ def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
         ctypes.byref(errors),
     )
     reasons = ctypes.c_ulonglong()
-    _ask(
+    ask_nvml(
         nvml,
         "nvmlDeviceGetCurrentClocksThrottleReasons",
         handle,
@@ -122,7 +103,7 @@ def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
     count = ctypes.c_uint(_MOST_HOLDERS)
     table = (_Holder * _MOST_HOLDERS)()
     name = "nvmlDeviceGetComputeRunningProcesses_v3"
-    if not _ask(nvml, name, handle, ctypes.byref(count), table):
+    if not ask_nvml(nvml, name, handle, ctypes.byref(count), table):
         return ()
     found = []
     for process in table[: count.value]:

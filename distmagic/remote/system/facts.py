@@ -118,21 +118,22 @@ def nvidia_uuids() -> tuple[str, ...]:
     UUID that can't be read.
     """
     with open_nvml() as nvml:
-        found = []
-        for number in range(count_nvml(nvml)):
-            handle = ctypes.c_void_p()
-            uuid = ctypes.create_string_buffer(_UUID_BYTES)
-            is_told = (
-                nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0
-                and nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES) == 0
-            )
-            found.append(uuid.value.decode() if is_told else str(number))
-    return tuple(found)
+        return tuple(uuid for uuid, _ in nvml_gpus(nvml))
 
 
 def _count_nvidia() -> int:
     with open_nvml() as nvml:
-        return count_nvml(nvml)
+        return _count_nvml(nvml)
+
+
+class NvmlMemory(ctypes.Structure):
+    """NVML's `nvmlMemory_t`, in bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 @contextmanager
@@ -152,8 +153,27 @@ def open_nvml() -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-def count_nvml(nvml: Any) -> int:
-    """Return the number of GPUs known to the library, 0 without one."""
+def ask_nvml(nvml: Any, name: str, *arguments: object) -> bool:
+    """Return whether the library has this function, and the call succeeds."""
+    function = getattr(nvml, name, None)
+    return function is not None and function(*arguments) == 0
+
+
+def nvml_gpus(nvml: Any) -> list[tuple[str, ctypes.c_void_p]]:
+    """Return the UUID and the handle of each GPU known to the library; [] without one."""
+    found = []
+    for number in range(_count_nvml(nvml)):
+        handle = ctypes.c_void_p()
+        uuid = ctypes.create_string_buffer(_UUID_BYTES)
+        place = ctypes.byref(handle)
+        is_told = ask_nvml(
+            nvml, "nvmlDeviceGetHandleByIndex_v2", number, place
+        ) and ask_nvml(nvml, "nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
+        found.append((uuid.value.decode() if is_told else str(number), handle))
+    return found
+
+
+def _count_nvml(nvml: Any) -> int:
     if nvml is None:
         return 0
     count = ctypes.c_uint()

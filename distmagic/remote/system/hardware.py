@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-import subprocess
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from typing import Any
 
+from distmagic.remote.system import facts
 from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 EVERY_S = 2.0
-_QUERY = "index,count,uuid,utilization.gpu,memory.used,memory.total,temperature.gpu"
-_SMI = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-l2")
-_MIB = 1 << 20
+_OF_CHIP = 0  # nvmlTemperatureSensors_t
 
 GpuTable = dict[str, protocol.Gpu]  # by index and by UUID
+
+
+class _Utilization(ctypes.Structure):
+    """NVML's `nvmlUtilization_t`, in percent of the time."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 def looks(mask: str | None) -> Iterator[protocol.Hardware]:
@@ -34,35 +38,34 @@ def looks(mask: str | None) -> Iterator[protocol.Hardware]:
 
 
 def rounds() -> Iterator[GpuTable]:
-    """Yield the GPUs of this host every two seconds, none without nvidia-smi."""
-    with suppress(OSError, ValueError):
-        smi = subprocess.Popen(
-            _SMI, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, text=True
-        )
-        yield from smi_rounds(smi.stdout or ())
-    while True:
-        time.sleep(EVERY_S)
-        yield {}
-
-
-def smi_rounds(lines: Iterable[str]) -> Iterator[GpuTable]:
-    """Yield the tables in the output of nvidia-smi: one line for each GPU, repeated."""
-    found: GpuTable = {}
-    for line in lines:
-        index, count, uuid, *rest = (word.strip() for word in line.split(","))
-        # Otherwise "[N/A]".
-        busy, used, total, heat = (
-            float(word) if re.fullmatch(r"[\d.]+", word) else None for word in rest
-        )
-        found[index] = found[uuid] = protocol.Gpu(
-            utilization=None if busy is None else busy / 100,
-            used_bytes=None if used is None else int(used * _MIB),
-            total_bytes=None if total is None else int(total * _MIB),
-            celsius=heat,
-        )
-        if int(index) == int(count) - 1:
+    """Yield the GPUs of this host every two seconds, none without NVIDIA's driver."""
+    with facts.open_nvml() as nvml:
+        gpus = facts.nvml_gpus(nvml)
+        while True:
+            time.sleep(EVERY_S)
+            found: GpuTable = {}
+            for number, (uuid, handle) in enumerate(gpus):
+                found[str(number)] = found[uuid] = _gpu(nvml, handle)
             yield found
-            found = {}
+
+
+def _gpu(nvml: Any, handle: ctypes.c_void_p) -> protocol.Gpu:
+    """Return the load of a GPU. A GPU that MIG divides reports no utilization."""
+    use, memory, heat = _Utilization(), facts.NvmlMemory(), ctypes.c_uint()
+    answers = (
+        ("nvmlDeviceGetUtilizationRates", ctypes.byref(use)),
+        ("nvmlDeviceGetMemoryInfo", ctypes.byref(memory)),
+        ("nvmlDeviceGetTemperature", _OF_CHIP, ctypes.byref(heat)),
+    )
+    is_busy, has_memory, has_heat = (
+        facts.ask_nvml(nvml, name, handle, *rest) for name, *rest in answers
+    )
+    return protocol.Gpu(
+        utilization=use.gpu / 100 if is_busy else None,
+        used_bytes=memory.used if has_memory else None,
+        total_bytes=memory.total if has_memory else None,
+        celsius=float(heat.value) if has_heat else None,
+    )
 
 
 def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:

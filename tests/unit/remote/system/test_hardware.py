@@ -1,9 +1,11 @@
-"""How busy a host is: what nvidia-smi and the kernel tell, and what the looking costs."""
+"""How busy a host is: what NVIDIA's library and the kernel report, and what the looking costs."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
+from typing import Any
 
 import pytest
 
@@ -12,34 +14,58 @@ from distmagic.remote.system import hardware
 from distmagic.remote.wire import protocol
 from tests.lab.waiting import wait_until
 
-# As nvidia-smi writes it, with --format=csv,noheader,nounits.
-SMI = """\
-0, 2, GPU-5ba2c9f0-1111, 87, 62311, 81559, 71
-1, 2, GPU-7de01b22-2222, [N/A], 4, 81559, [Not Supported]
-0, 2, GPU-5ba2c9f0-1111, 12, 62311, 81559, 70
-1, 2, GPU-7de01b22-2222, [N/A], 4, 81559, [Not Supported]
-"""
+
+class _Nvml:
+    """NVIDIA's library, as far as it is asked, with two GPUs. The second one answers no question but its UUID."""
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, place: Any) -> int:  # noqa: N802
+        place._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, place: Any) -> int:  # noqa: N802
+        place._obj.value = 100 + number
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: Any, place: Any, size: int) -> int:  # noqa: N802
+        assert size == 96
+        place.value = f"GPU-{handle.value}".encode()
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, place: Any) -> int:  # noqa: N802
+        place._obj.gpu, place._obj.memory = 87, 5
+        return 0 if handle.value == 100 else 3  # NVML_ERROR_NOT_SUPPORTED
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, place: Any) -> int:  # noqa: N802
+        place._obj.used, place._obj.total = 62311 << 20, 81559 << 20
+        return 0 if handle.value == 100 else 3
+
+    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, place: Any) -> int:  # noqa: N802
+        assert sensor == 0
+        place._obj.value = 71
+        return 0 if handle.value == 100 else 3
 
 
 def gpu(number: float) -> protocol.Gpu:
     return protocol.Gpu(utilization=number)
 
 
-def test_lines_of_nvidia_smi_are_gathered_to_rounds():
-    first, second = hardware.smi_rounds(SMI.splitlines())
+def test_what_nvml_reports_of_each_gpu(monkeypatch):
+    monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: _Nvml())
+    first, second = itertools.islice(hardware.rounds(), 2)
     busy, silent = hardware.chosen(first, None)
     assert busy == protocol.Gpu(
         utilization=0.87, used_bytes=62311 << 20, total_bytes=81559 << 20, celsius=71.0
     )
-    assert (silent.utilization, silent.celsius) == (None, None)
-    assert silent.used_bytes == 4 << 20
-    assert second["0"].utilization == 0.12
-
-
-@pytest.mark.parametrize("line", ["No devices were found", "0, 1, GPU-5ba2c9f0"])
-def test_other_words_of_nvidia_smi_are_no_gpus(line):
-    with pytest.raises(ValueError, match="unpack"):
-        list(hardware.smi_rounds([line]))
+    assert silent == protocol.Gpu()
+    assert hardware.chosen(first, "GPU-100") == (busy,)
+    assert second == first
 
 
 @pytest.mark.parametrize(
@@ -61,9 +87,12 @@ def test_gpus_are_counted_as_ranks_count_them(mask, numbers):
     assert hardware.chosen(gpus, mask) == tuple(gpu(number) for number in numbers)
 
 
-def test_without_the_program_a_host_has_no_gpus(monkeypatch):
+def test_without_the_library_a_host_has_no_gpus(monkeypatch):
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
     monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
-    monkeypatch.setattr(hardware, "_SMI", ("no-such-program-anywhere",))
+    monkeypatch.setattr(ctypes, "CDLL", missing)
     assert list(itertools.islice(hardware.rounds(), 3)) == [{}, {}, {}]
 
 
@@ -97,7 +126,7 @@ def test_a_watch_has_news_once(monkeypatch):
 
 
 def test_looking_costs_less_than_half_a_percent_of_a_core():
-    """Without GPUs; what nvidia-smi costs besides is the driver's."""
+    """Without GPUs; what NVIDIA's library costs besides is the driver's."""
     costs_s = []  # the least counts: other programs take caches away
     before = hardware.counters()
     for _ in range(50):

@@ -110,6 +110,25 @@ def test_a_service_that_answers_is_given_the_time_that_nccl_takes_for_late_proce
     assert later_s > 10, "NCCL itself gives up after 10 s"
 
 
+def test_a_process_that_is_stopped_is_not_asked_alone(monkeypatch):
+    """All processes of a job listen at one port: the kernel may give a connection to one that answers nothing."""
+    monkeypatch.setattr(nccl_ras, "_is_ours", lambda: True)
+    monkeypatch.setattr(nccl_ras, "_FIRST_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(nccl_ras, "PORT", server.getsockname()[1])
+
+        def answer() -> None:
+            with server.accept()[0], server.accept()[0] as guest:
+                assert guest.recv(100)
+                guest.sendall(HEAD + DEAD)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = nccl_ras.errors()
+        thread.join()
+    assert found == DEAD.decode().strip()
+
+
 def test_ranks_at_different_calls_are_no_error_of_a_healthy_job(monkeypatch):
     with played(monkeypatch, HEAD, MISMATCH):
         assert nccl_ras.errors() == ""

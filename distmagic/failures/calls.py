@@ -27,12 +27,14 @@ _Group = tuple[str, str, str]  # name, ranks, backend
 class Side:
     """Ranks that made the same call, as text: `broadcast [4]`.
 
-    `waits`: at least one of them is still in it.
+    `waiting` are those of them that are still in it. `place` is the line that made the call, ""
+    if it is unknown.
     """
 
     ranks: tuple[int, ...]
     call: str
-    waits: bool
+    waiting: tuple[int, ...]
+    place: str = ""
 
 
 @frozen
@@ -71,7 +73,7 @@ def parting(answers: Iterable[Stacks]) -> Parting | None:
         one = _parting_of(_name(key), made, sorted({*there, *made}))
         if one is not None:
             found.append(one)
-            waiting.update(r for side in one.sides if side.waits for r in side.ranks)
+            waiting.update(r for side in one.sides if side.waiting for r in side.ranks)
 
     def rank_of(one: Parting) -> tuple[bool, bool, bool]:
         return (
@@ -125,10 +127,15 @@ def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
         Side(
             ranks=tuple(ranks),
             call=" ".join(part for part in key if part),
-            waits=any(not made[rank].is_over for rank in ranks),
+            waiting=tuple(rank for rank in ranks if not made[rank].is_over),
+            place=_place(made[ranks[0]]),
         )
         for key, ranks in ordered
     )
+
+
+def _place(call: CallRecord) -> str:
+    return next((f"{one.file}, line {one.line}" for one in call.frames), "")
 
 
 def _members(ranks: str) -> Collection[int] | None:

@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from distmagic.failures.calls import Parting, Side, parting
 from distmagic.payload.sizes import plural
@@ -148,11 +149,13 @@ class Explanation:
     def _side(self, side: Side) -> str:
         """Return `rank 1 (gpu-b, local_rank 0) calls broadcast [4] at Cell In[3], line 18`."""
         is_one = len(side.ranks) == 1
-        verb = ("calls" if is_one else "call") if side.waits else "called"
+        verb = ("calls" if is_one else "call") if side.waiting else "called"
         words = [self._who(side.ranks), verb, side.call]
+        if side.place:
+            return " ".join([*words, f"at {side.place}"])
         for group in self.groups:
             # A rank that has left this call is somewhere else.
-            if side.waits and group.in_collective and side.ranks[0] in group.ranks:
+            if side.waiting and group.in_collective and side.ranks[0] in group.ranks:
                 words.append(group.place)
         return " ".join(words)
 
@@ -229,7 +232,7 @@ def explain_failed_call(state: RunState) -> str:
             answers.append((worker.host, worker.left))
     found = explain(answers, left=left)
     parted = found.parting
-    if parted is None or not any(side.waits for side in parted.sides):
+    if parted is None or not any(side.waiting for side in parted.sides):
         return ""
     if parted.kind == "different":
         sentence = found.sentence
@@ -260,6 +263,7 @@ def explain(
 
     `left` has the calls of ranks that ended successfully.
     """
+    parted = parting([*(stacks for _, stacks in answers), *left])
     table: dict[object, list[tuple[str, Stacks]]] = {}
     for host, stacks in sorted(answers, key=lambda answer: answer[1].rank):
         table.setdefault(_key(stacks), []).append((host, stacks))
@@ -274,11 +278,31 @@ def explain(
             group.ranks[0],
         )
 
-    groups = sorted((_group(members) for members in table.values()), key=oddness)
+    found = [_waiting(_group(members), parted) for members in table.values()]
     return Explanation(
-        groups=tuple(groups),
+        groups=tuple(sorted(found, key=oddness)),
         unanswered=tuple(unanswered),
-        parting=parting([*(stacks for _, stacks in answers), *left]),
+        parting=parted,
+    )
+
+
+def _waiting(group: StackGroup, parted: Parting | None) -> StackGroup:
+    """Return the group with the call for which its ranks wait, if only their recorded calls show
+    it: NCCL's return before they are over.
+    """
+    if group.in_collective or not group.threads or parted is None:
+        return group
+    if parted.kind != "behind" or not set(parted.sides[0].waiting).issuperset(
+        group.ranks
+    ):
+        return group
+    side = parted.sides[0]
+    called = f" {side.call}{', called' if side.place else ''}"
+    return replace(
+        group,
+        doing=(f"waits for{called}", f"wait for{called}"),
+        place=f"at {side.place}" if side.place else group.place,
+        in_collective=True,
     )
 
 

@@ -107,7 +107,7 @@ _backward_hooks | torch/_C/__init__.pyi | remote.values.reductions.torch_objects
 _current_frames | sys.py | remote.rank.stay | a cell that waits for ranks outside it waits until an interrupt
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
-_dump_fr_trace_json | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
+_dump_fr_trace | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
 _device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _find_imported_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent

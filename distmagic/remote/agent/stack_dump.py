@@ -13,7 +13,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distmagic.remote.agent.rank_process import RankProcess
@@ -208,7 +208,8 @@ class StackDumper:
             self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
         silence = "" if threads else "its answer can't be read"
-        self._journal_rank(one.rank, threads, silence, made, request_id)
+        shown = tuple(_with_users_names(group, self._sources) for group in made)
+        self._journal_rank(one.rank, threads, silence, shown, request_id)
 
     def _journal_rank(
         self,
@@ -251,6 +252,16 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     if function in ("", "0"):  # 0: this user may not read it
         return now.state, ""
     return now.state, f" ({function})"
+
+
+def _with_users_names(
+    group: protocol.GroupRecord, sources: Sources
+) -> protocol.GroupRecord:
+    calls = [
+        replace(call, frames=tuple(stacks.renamed(one, sources) for one in call.frames))
+        for call in group.calls
+    ]
+    return replace(group, calls=tuple(calls))
 
 
 def _sources(code: Path, bundle: str, modules: str) -> Sources:

@@ -33,6 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from distmagic.remote.rank import stacks
 from distmagic.remote.training.groups import calls as group_calls
 from distmagic.remote.training.groups import (
     is_of_all,
@@ -43,7 +44,7 @@ from distmagic.remote.training.groups import (
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks
-from distmagic.remote.wire.parts import CallRecord, GroupCalls, GroupRecord
+from distmagic.remote.wire.parts import CallRecord, Frame, GroupCalls, GroupRecord
 
 _LOOK_S = 0.25
 _KEPT = 50  # last calls of each group
@@ -212,7 +213,8 @@ def _write(
 
     `has_failed`: a failed call counts as unfinished.
     """
-    calls = list(_groups(c10d, time.time_ns()))
+    is_asked = not request_id
+    calls = list(_groups(c10d, time.time_ns(), with_frames=is_asked))
     if calls and stack and has_failed:
         *before, last = calls[-1].calls
         made = (*before, replace(last, is_over=False))
@@ -233,14 +235,16 @@ def _write(
     new.replace(path)
 
 
-def _groups(c10d: Any, now_ns: int) -> Iterable[GroupRecord]:
+def _groups(
+    c10d: Any, now_ns: int, *, with_frames: bool = False
+) -> Iterable[GroupRecord]:
     """Yield the last calls of this rank in each group, without calls to single ranks, such as send
     and recv.
     """
     world = c10d._world  # noqa: SLF001
     names = {world.pg_names[group]: group for group in list(world.pg_names)}
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for one in recorded():
+    for one in recorded(with_frames=with_frames):
         backend, _, _ = one["profiling_name"].partition(":")
         name, description = one["process_group"]
         if name in names and not one["is_p2p"]:
@@ -282,7 +286,18 @@ def _call(entry: dict[str, Any]) -> CallRecord:
         name=entry["profiling_name"].partition(":")[2][:_MAX_CHARS],
         sizes=sizes[:_MAX_CHARS].rstrip(),
         is_over=_is_over(entry),
+        frames=_caller(entry.get("frames", ())),
     )
+
+
+def _caller(frames: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    """Return the innermost of these frames that is no library's."""
+    for one in frames:
+        file = str(one["filename"])
+        if stacks.is_users(file) and len(file) <= _MAX_CHARS:
+            name = str(one["name"])[:_MAX_CHARS]
+            return (Frame(file=file, line=int(one["line"]), function=name),)
+    return ()
 
 
 # ---- in the agent

@@ -123,6 +123,32 @@ def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
     return tuple(threads)
 
 
+def is_users(file: str) -> bool:
+    """Whether the file of a frame is no library's: a cell's, a script's or a module's."""
+    is_ours = file.startswith(f"{Path(__file__).parents[2]}/")
+    return not (is_ours or _PACKAGES.match(file) or _LIBRARY.match(file))
+
+
+def renamed(frame: Frame, sources: Sources) -> Frame:
+    """Return a frame with the user's name for its file, and its source line if known."""
+    name = frame.file
+    text = ""
+    if name in sources.texts:
+        lines = sources.texts[name].split("\n")
+        if 0 < frame.line <= len(lines):
+            text = lines[frame.line - 1].strip()[:_MAX_CHARS]
+    if name in sources.labels or name in sources.texts:
+        label = sources.labels.get(name, name)
+        return replace(frame, file=label[-_MAX_CHARS:], mine=True, text=text)
+    if sources.modules and name.startswith(sources.modules):
+        module = name.removeprefix(sources.modules).lstrip("/")
+        return replace(frame, file=module[-_MAX_CHARS:], mine=True)
+    found = _PACKAGES.match(name) or _LIBRARY.match(name)
+    if found:
+        return replace(frame, file=found[1][-_MAX_CHARS:])
+    return replace(frame, file=name[-_MAX_CHARS:], mine=name.startswith("/"))
+
+
 def _blocks(text: str) -> list[list[Frame]]:
     """Return the frames of each thread, innermost first, of the last dump in the text."""
     blocks: list[list[Frame]] = []
@@ -148,7 +174,7 @@ def _as_shown(frames: list[Frame], sources: Sources) -> list[Frame]:
     """Return the frames, outermost first, with the user's names, without those of distmagic."""
     if sources.own:
         frames = [frame for frame in frames if not frame.file.startswith(sources.own)]
-    shown = [_renamed(frame, sources) for frame in reversed(frames)]
+    shown = [renamed(frame, sources) for frame in reversed(frames)]
     for i, frame in enumerate(shown):
         if frame.mine:
             # Without the outer frames that start every Python program.
@@ -166,22 +192,3 @@ def _innermost(frames: list[Frame], limit: int) -> tuple[Frame, ...]:
     if mine and not any(frame.mine for frame in kept):
         kept[0] = mine[-1]
     return tuple(kept)
-
-
-def _renamed(frame: Frame, sources: Sources) -> Frame:
-    name = frame.file
-    text = ""
-    if name in sources.texts:
-        lines = sources.texts[name].split("\n")
-        if 0 < frame.line <= len(lines):
-            text = lines[frame.line - 1].strip()[:_MAX_CHARS]
-    if name in sources.labels or name in sources.texts:
-        label = sources.labels.get(name, name)
-        return replace(frame, file=label[-_MAX_CHARS:], mine=True, text=text)
-    if sources.modules and name.startswith(sources.modules):
-        module = name.removeprefix(sources.modules).lstrip("/")
-        return replace(frame, file=module[-_MAX_CHARS:], mine=True)
-    found = _PACKAGES.match(name) or _LIBRARY.match(name)
-    if found:
-        return replace(frame, file=found[1][-_MAX_CHARS:])
-    return replace(frame, file=name[-_MAX_CHARS:], mine=name.startswith("/"))

@@ -30,6 +30,7 @@ import gc
 import inspect
 import json
 import os
+import pickle
 import sys
 import threading
 from collections import Counter
@@ -48,9 +49,11 @@ _MESH = "torch.distributed.device_mesh"
 _PARALLEL = "torch.nn.parallel.distributed"
 _MAKING = "_new_process_group_helper"
 _ENDING = ("destroy_process_group", "_abort_process_group")
-_OF_GLOO = "_dump_fr_trace_json"
+_OF_GLOO = "_dump_fr_trace"
 # NCCL has its own recorder, in a torch built with it.
 _RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
+# torch imports this before it returns stacks: 2,000 modules, unless there is an optimizer.
+_FOR_STACKS = "torch._inductor"
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
 # Calls that wait for other ranks, and that gloo's recorder leaves out.
 _UNRECORDED = ("send", "recv", "monitored_barrier")
@@ -404,11 +407,19 @@ def _numbers() -> Iterator[tuple[str, int]]:
             yield name, _number(group)
 
 
-def recorded() -> Iterable[dict[str, Any]]:
-    """Yield the calls of this rank in torch's flight recorder; nothing if this torch has none."""
+def recorded(*, with_frames: bool = False) -> Iterable[dict[str, Any]]:
+    """Yield the calls of this rank in torch's flight recorder; nothing if this torch has none.
+
+    `with_frames`: each has its Python frames, if torch returns them without an import.
+    """
     module = sys.modules.get("torch._C._distributed_c10d")
+    with_frames = with_frames and hasattr(sys.modules.get(_FOR_STACKS), "compile")
     for name in _RECORDERS:
         recorder = getattr(module, name, None)
+        if recorder is not None and with_frames:
+            yield from pickle.loads(recorder(True, True, False)).get("entries", ())
+            continue
+        recorder = getattr(module, f"{name}_json", None)
         if recorder is not None:
             yield from json.loads(recorder(True, False)).get("entries", ())
 

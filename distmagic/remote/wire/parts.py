@@ -227,6 +227,8 @@ class CallRecord:
     name: Word
     sizes: Word = ""
     is_over: bool = False
+    # the user's frame that made the call; () if it was not recorded
+    frames: tuple[Frame, ...] = ()
 
 
 @frozen

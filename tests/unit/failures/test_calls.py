@@ -71,7 +71,7 @@ def test_the_first_call_in_which_they_part_counts():
     )
     assert sides(one) == [((1, 2), "all_reduce [4]"), ((0,), "broadcast [4]")]
     assert one.number == 2
-    assert [side.waits for side in one.sides] == [False, True]
+    assert [side.waiting for side in one.sides] == [(), (0,)]
 
 
 @pytest.mark.parametrize("call", ["scatter", "gather", "all_to_all", "alltoall_base"])

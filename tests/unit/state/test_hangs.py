@@ -183,6 +183,24 @@ def test_a_call_that_others_have_not_entered_names_them(golden):
     assert behind.standing_out == dict.fromkeys((1, 3), "the others wait for it")
 
 
+def test_a_rank_that_waits_later_for_its_call_is_told_with_the_line_of_the_call(golden):
+    """NCCL's calls return before they are over: the stack shows where the rank waits for its GPU."""
+    begun_calls = made(*START_OF_ALL, "all_reduce [4]", over=False)
+    call = replace(begun_calls.calls[-1], frames=(frame(CELL, 14, "train", mine=True),))
+    with_line = replace(begun_calls, calls=(*begun_calls.calls[:-1], call))
+    behind = with_calls(stack(1, *LOADS), made(*START_OF_ALL))
+    asks_gpu = (MAIN, frame(CELL, 30, "train", mine=True, text="x.item()"))
+    found = explained(with_calls(stack(0, *asks_gpu), with_line), behind)
+    without = explained(with_calls(stack(0, *asks_gpu), begun_calls), behind)
+    golden(found.sentence, found.advice, without.sentence)
+    assert found.awaited == {1}
+    other = made(*START_OF_ALL, "broadcast [4]", over=False)
+    differ = explained(
+        with_calls(stack(0, *asks_gpu), with_line), with_calls(stack(1, *LOADS), other)
+    )
+    golden(differ.sentence)
+
+
 def test_a_rank_that_has_ended_is_named(golden):
     waiting = with_calls(
         stack(0, *REDUCES), made(*START_OF_ALL, "all_reduce [4]", over=False)

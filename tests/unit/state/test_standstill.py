@@ -137,7 +137,7 @@ def explained(parting: Parting | None) -> Explanation:
 
 def test_a_long_step_is_no_hang():
     """Only calls that differ are told at once; that ranks wait for others, where it lasts."""
-    side = Side(ranks=(0,), call="all_reduce [4]", waits=True)
+    side = Side(ranks=(0,), call="all_reduce [4]", waiting=(0,))
     other = replace(side, ranks=(1,), call="broadcast [4]")
     different = Parting(kind="different", number=3, group="g", sides=(side, other))
     behind = Parting(

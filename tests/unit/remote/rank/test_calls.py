@@ -35,6 +35,10 @@ def act(words, rank):
         dist.broadcast(x, 0)
     elif name == "all_reduce":
         dist.all_reduce(x)
+    elif name == "async":
+        torch.optim.SGD([x], lr=1.0)  # training has one, and then torch returns the stacks of calls
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
     elif name == "in_group":
         dist.all_reduce(x, group=group)
     elif name == "barrier":
@@ -176,6 +180,20 @@ def test_every_pair_of_calls_that_differ_is_told(torch_forks, tmp_path, mine):
     if mine == "reduce_scatter":
         wanted["all_reduce"] = ("behind", 3, [(0,)])
     assert told == wanted
+
+
+def test_a_call_that_waits_later_has_the_line_that_made_it(torch_forks, tmp_path):
+    """NCCL's return before they are over, and gloo's do with async_op: the stack shows another line."""
+    ends, one = parted(torch_forks, tmp_path, "wait", "async 4", "broadcast 4")
+    assert ends == ["waits", "waits"]
+    assert one is not None
+    places = {side.call: side.place for side in one.sides}
+    lines = RANKS.splitlines()
+    (line,) = [i for i, text in enumerate(lines, 1) if "async_op" in text]
+    assert places == {
+        "all_reduce [4]": f"{tmp_path / 'ranks.py'}, line {line}",
+        "broadcast [4]": "",
+    }
 
 
 def test_a_call_in_another_group_is_none_in_this_one(torch_forks, tmp_path):

@@ -41,6 +41,24 @@ _CURES = (
         ),
     ),
     (
+        re.compile(
+            r"(?:CUDA|HIP) error: invalid device ordinal|Duplicate GPU detected",
+            re.IGNORECASE,
+        ),
+        (
+            "{host} has fewer GPUs than ranks. Give it one rank for each GPU, which is the default: leave the number after its "
+            'name out. Each rank uses its own GPU: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). With the backend '
+            "gloo, ranks can share a GPU, or use the CPU."
+        ),
+    ),
+    (
+        re.compile(r"No (?:CUDA|HIP) GPUs are available|no CUDA-capable device"),
+        (
+            "The ranks on {host} see no GPU. Check CUDA_VISIBLE_DEVICES there, and that nvidia-smi lists one; or ask "
+            "torch.cuda.is_available() before a GPU is used."
+        ),
+    ),
+    (
         re.compile(r"doesn't have NCCL built in"),
         (
             "The torch on {host} has no NCCL, which is for NVIDIA's GPUs. Write init_process_group() without a backend, or "

@@ -43,7 +43,10 @@ _STATES = {
     "off": "off",
     "on": "up",
 }
-_PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+# NCCL refuses ranks of two hosts on one GPU. So a host has only GPUs that the kernel's own variable
+# names.
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class SharedByHosts:
         client_address, client_port = client
         server_address, server_port = server
         return kept | {
+            _GPUS: os.environ.get(_GPUS, ""),
             "HOME": str(home),
             "USER": self.user,
             "LOGNAME": self.user,

@@ -29,14 +29,19 @@ _HOLD = (
 
 @pytest.fixture(scope="session")
 def gpus() -> int:
-    """The number of GPUs that torch can use here; without one the test is skipped. CUDA is not touched in this process."""
-    done = subprocess.run(
-        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False
-    )
-    count = int(done.stdout) if done.returncode == 0 else 0
+    """The number of GPUs that torch can use here; without one the test is skipped."""
+    count = count_gpus()
     if not count:
         pytest.skip("no GPU that torch can use (torch.cuda.is_available() is False)")
     return count
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that torch can use here. CUDA is not touched in this process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False
+    )
+    return int(done.stdout) if done.returncode == 0 else 0
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +62,11 @@ def context_mib(gpus: int) -> int | None:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     """Hosts node1 and node2, which share this machine's GPUs. They need neither root nor a system's SSH server."""
     pytest.importorskip("asyncssh")
-    with playground.start(2, directory=tmp_path_factory.mktemp("hosts")) as started:
+    all_gpus = ",".join(map(str, range(count_gpus())))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", all_gpus)
+        started = playground.start(2, directory=tmp_path_factory.mktemp("hosts"))
+    with started:
         try:
             yield started
         finally:

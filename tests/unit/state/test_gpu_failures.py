@@ -62,6 +62,9 @@ def test_the_error_of_the_run_says_it_too(kind, message, golden):
 @pytest.mark.parametrize(
     "text",
     [
+        "AcceleratorError: CUDA error: invalid device ordinal",
+        "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 2000",
+        "RuntimeError: No CUDA GPUs are available",
         "RuntimeError: Distributed package doesn't have NCCL built in",
         "AssertionError: Torch not compiled with CUDA enabled",
         "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",

@@ -43,6 +43,8 @@ PARTS = {
         "cell",
         "flags",
         "jobs",
+        "ranks",
+        "staying",
         "background",
         "elastic",
         "files",

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from distmagic.api import session
-from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import UsageError, WorkerFailed
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import Run
 from distmagic.render.screen import TypedLine
-from distmagic.request import flags
-from distmagic.request.cells.cell import parse_cell
-from distmagic.request.flags import Defaults
-from distmagic.request.hosts import parse_hosts
-from distmagic.session.place import place_of
 from distmagic.state.model import RunState
-from distmagic.staying.ranks import CellRequest, Ranks
-from distmagic.staying.starting import start
+from distmagic.staying.ranks import Ranks
 from tests.e2e import runner
 from tests.e2e.runner import Watch, as_value, reach, the_job
+from tests.e2e.staying import ranks_that_stay
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.needs("lab"), pytest.mark.together]
@@ -164,7 +158,7 @@ step(int(os.environ["RANK"]))
 
 def test_a_debugger_opens_where_a_cell_on_ranks_that_stay_has_failed(warm_lab, golden):
     typist = Typist(["p batch.size * 11", "up", "q"])
-    with ranks_that_stay(warm_lab) as (ranks, run_cell):
+    with staying(warm_lab) as (ranks, run_cell):
         with pytest.raises(WorkerFailed):
             run_cell(FAILS, Watch())
         with golden.raises(UsageError):
@@ -202,7 +196,7 @@ total.item()
 
 def test_a_breakpoint_in_a_cell_of_ranks_that_stay(warm_lab):
     """`c` goes on, and `q` fails the cell: nobody waits, and the next cell works."""
-    with ranks_that_stay(warm_lab) as (_, run_cell):
+    with staying(warm_lab) as (_, run_cell):
         typist = Typist(["p total * 100", "total += 10", "c"])
         run = run_cell(STOPS, typist)
         assert dict(run.results) == dict.fromkeys(range(4), 20.0)
@@ -214,25 +208,10 @@ def test_a_breakpoint_in_a_cell_of_ranks_that_stay(warm_lab):
         assert dict(run.results) == dict.fromkeys(range(4), 4.0)
 
 
-@contextmanager
-def ranks_that_stay(lab: Lab) -> Iterator[tuple[Ranks, Callable[[str, Watch], Run]]]:
-    way = runner.access(lab, warm_idle_s=900.0)
-    request = flags.parse_line("--stay ranks", Defaults())
-    asker = NotebookAsker(can_ask=False)
-    place = place_of(session(), parse_hosts(HOSTS), way, asker, request.spec)
-    limit_bytes = request.payload_limit_bytes
-    first = parse_cell("pass", whole=True)
-    ranks = start(place, session(), request, first, limit_bytes, can_type=True)
-
-    def run_cell(text: str, screen: Watch) -> Run:
-        plan = parse_cell(text, whole=True, filename="cell")
-        request = CellRequest(plan=plan, notebook={}, labels={})
-        return ranks.run_cell(request, screen)
-
-    try:
-        yield ranks, run_cell
-    finally:
-        ranks.end()
+def staying(
+    lab: Lab,
+) -> AbstractContextManager[tuple[Ranks, Callable[[str, Watch], Run]]]:
+    return ranks_that_stay(runner.access(lab, warm_idle_s=900.0), HOSTS)
 
 
 def session_run(lab: Lab, screen: runner.Watch) -> object:

@@ -127,3 +127,90 @@ def index_out_of_range(device: str) -> float:
     table = torch.arange(10.0, device=device)
     wrong = torch.tensor([3, 12], device=device)
     return table[wrong].sum().item()
+
+
+def meet(backend: str, device: str) -> None:
+    """Begin a process group of ranks that may share one GPU.
+
+    NCCL refuses two ranks on one GPU of a host. So each rank is a host of its own for it.
+    """
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    os.environ["NCCL_HOSTID"] = "rank " + os.environ["RANK"]
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend)
+
+
+def part(backend: str, device: str, is_absent: bool) -> None:
+    """Make two calls together. Then rank 1 makes another call than rank 0, or none."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    meet(backend, device)
+    x = torch.ones(4, device=device)
+    torch.optim.SGD(
+        [x], lr=0.1
+    )  # as training has one: torch then returns the lines of calls
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    x.sum().item()
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+        x.sum().item()
+    elif not is_absent:
+        dist.broadcast(x, 1)
+        x.sum().item()
+    while True:
+        time.sleep(0.1)
+
+
+def ask_nccl() -> list[str]:
+    """Return what NCCL reports as errors of two sound ranks, and with rank 1 stopped."""
+    import os
+    import signal
+
+    import torch
+    import torch.distributed as dist
+
+    from distmagic.remote.checkup import nccl_ras
+
+    meet("nccl", "cuda")
+    pids = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
+    found = []
+    if dist.get_rank() == 0:
+        found.append(nccl_ras.errors())
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            found.append(nccl_ras.errors())
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+    return found
+
+
+def train_until(device: str, until: str) -> None:
+    """Train a small model on this rank's device until there is a file of this name."""
+    from pathlib import Path
+
+    import torch
+
+    import distmagic
+
+    model = torch.nn.Linear(512, 512).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = 0
+    while not Path(until).exists():
+        optimizer.zero_grad()
+        model(torch.ones(64, 512, device=device)).square().mean().backward()
+        optimizer.step()
+        step += 1
+        distmagic.report(step=step)

@@ -58,9 +58,9 @@ def test_nccl_between_ranks_with_a_gpu_each(run, gpus, is_cold):
     assert [done.results[rank] for rank in range(gpus)] == [expected] * gpus
 
 
-@pytest.mark.parametrize("hosts", ["node1:3", "node1:2,node2:1"])
-def test_several_ranks_on_one_gpu_with_gloo(run, hosts):
-    done = run(programs.reduce, "gloo", "cuda", True, hosts=hosts)
+@pytest.mark.parametrize("where", ["node1:3", "node1:2,node2:1"])
+def test_several_ranks_on_one_gpu_with_gloo(run, where):
+    done = run(programs.reduce, "gloo", "cuda", True, hosts=where)
     assert [done.results[rank] for rank in range(3)] == [
         {"first": 6.0, "last": 6.0, "sent": 42.0, "world": 3}
     ] * 3

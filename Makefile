@@ -117,7 +117,7 @@ demo: $(venv)/.notebooks
 	@mkdir -p build
 	@echo "running notebooks/00_quickstart.ipynb: two throw-away SSH hosts, two ranks each"
 	@# The kernel's own log at ERROR: newer ones warn at each start that nbconvert talks to them over plain TCP.
-	@$(bin)/jupyter nbconvert --log-level=WARN --ExecutePreprocessor.extra_arguments=--IPKernelApp.log_level=ERROR --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
+	@CUDA_VISIBLE_DEVICES= $(bin)/jupyter nbconvert --log-level=WARN --ExecutePreprocessor.extra_arguments=--IPKernelApp.log_level=ERROR --to notebook --execute --output-dir build notebooks/00_quickstart.ipynb
 	@$(bin)/python notebooks/summary.py build/00_quickstart.ipynb
 
 docs: $(venv)/.ready build/docs/venv/.ready

@@ -27,14 +27,23 @@ _Group = tuple[str, str, str]  # name, ranks, backend
 class Side:
     """Ranks that made the same call, as text: `broadcast [4]`.
 
-    `waiting` are those of them that are still in it. `place` is the line that made the call, ""
-    if it is unknown.
+    `waiting` are those of them that are still in it. `places` has the line that made the call, for
+    each rank: "" if it is unknown.
     """
 
     ranks: tuple[int, ...]
     call: str
     waiting: tuple[int, ...]
-    place: str = ""
+    places: tuple[str, ...] = ()
+
+    def place(self, ranks: Collection[int]) -> str:
+        """Return the one line that made the call on these ranks; "" for several, or none."""
+        known = {
+            place
+            for rank, place in zip(self.ranks, self.places, strict=False)
+            if rank in ranks and place
+        }
+        return known.pop() if len(known) == 1 else ""
 
 
 @frozen
@@ -128,7 +137,7 @@ def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
             ranks=tuple(ranks),
             call=" ".join(part for part in key if part),
             waiting=tuple(rank for rank in ranks if not made[rank].is_over),
-            place=_place(made[ranks[0]]),
+            places=tuple(_place(made[rank]) for rank in ranks),
         )
         for key, ranks in ordered
     )

@@ -41,18 +41,26 @@ _CURES = (
         ),
     ),
     (
-        re.compile(
-            r"(?:CUDA|HIP) error: invalid device ordinal|Duplicate GPU detected",
-            re.IGNORECASE,
-        ),
+        re.compile(r"(?:CUDA|HIP) error: invalid device ordinal", re.IGNORECASE),
         (
-            "{host} has fewer GPUs than ranks. Give it one rank for each GPU, which is the default: leave the number after its "
-            'name out. Each rank uses its own GPU: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). With the backend '
-            "gloo, ranks can share a GPU, or use the CPU."
+            "A rank on {host} asked for a GPU that it does not have. Use LOCAL_RANK, not RANK: "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). If the host has fewer GPUs than ranks, leave the number '
+            "after its name out: then it gets a rank for each GPU."
         ),
     ),
     (
-        re.compile(r"No (?:CUDA|HIP) GPUs are available|no CUDA-capable device"),
+        re.compile(r"Duplicate GPU detected"),
+        (
+            "Two ranks use one GPU, which NCCL refuses. Before init_process_group, each rank takes its own: "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). Where there are fewer GPUs than ranks, give a host a rank '
+            "for each GPU, or use the backend gloo."
+        ),
+    ),
+    (
+        re.compile(
+            r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|Found no NVIDIA driver"
+            r"|no GPUs found",
+        ),
         (
             "The ranks on {host} see no GPU. Check CUDA_VISIBLE_DEVICES there, and that nvidia-smi lists one; or ask "
             "torch.cuda.is_available() before a GPU is used."

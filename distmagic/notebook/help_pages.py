@@ -60,6 +60,10 @@ _SYNONYMS = (  # a line a thing: the manual has some of its words, and readers a
     "diverge inf nan",
     "credential password secret token",
     "heterogeneous lack mixed unequal",
+    "amd hip instinct mi250 mi300 radeon rccl rocm",
+    "apple m1 m2 m3 m4 mac macbook macos osx",
+    "cursor editor ide pycharm vscode",
+    "deinstall delete erase remove trace uninstall wipe",
 )
 _COMMON = re.compile(
     "an?|all|and|are|at|back|be|between|by|can|does|do|for|from|has|have|how|i|if|in|into|is|it|me|more|my|not?|nothing|of|"
@@ -230,7 +234,7 @@ def search(
     ]
     spread = Counter(stem for _, text, heading in found for stem in text | heading)
     rarity: dict[str, float] = {}
-    for asked in _WORD.findall(" ".join(question).lower()):
+    for asked in _WORD.findall(" ".join(question).lower().replace("w&b", "wandb")):
         stem = _stem(asked)
         if stem not in spread and not _synonyms(stem) and len(stem) > 3:
             stem = next(iter(difflib.get_close_matches(stem, spread, 1, 0.85)), stem)

@@ -44,9 +44,8 @@ _STATES = {
     "on": "up",
 }
 _PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-# NCCL refuses ranks of two hosts on one GPU. So a host has only GPUs that the kernel's own variable
-# names.
-_GPUS = "CUDA_VISIBLE_DEVICES"
+# NCCL refuses ranks of two hosts on one GPU. So hosts have none, unless this variable names some.
+_GPUS = "DISTMAGIC_PLAYGROUND_GPUS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ class SharedByHosts:
         client_address, client_port = client
         server_address, server_port = server
         return kept | {
-            _GPUS: os.environ.get(_GPUS, ""),
+            "CUDA_VISIBLE_DEVICES": os.environ.get(_GPUS, "-1"),
             "HOME": str(home),
             "USER": self.user,
             "LOGNAME": self.user,

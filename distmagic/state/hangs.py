@@ -50,6 +50,8 @@ class StackGroup:
     doing: tuple[str, str]
     place: str  # where they are
     in_collective: bool = False
+    waits: bool = False  # its stack shows that it waits, such as for its DataLoader
+    awaits: str = ""  # the collective call that only the record of its calls shows
     threads: tuple[Thread, ...] = ()  # () if the ranks don't answer
 
 
@@ -76,7 +78,7 @@ class Explanation:
         if self.parting is not None and self.parting.kind == "different":
             parts = [self._different_calls(self.parting)]
         else:
-            parts = [sentence_of(group, world) for group in self.groups]
+            parts = _sentences(self.groups, world)
         parts += [
             f"{host} did not report where its ranks are" for host in self.unanswered
         ]
@@ -151,8 +153,9 @@ class Explanation:
         is_one = len(side.ranks) == 1
         verb = ("calls" if is_one else "call") if side.waiting else "called"
         words = [self._who(side.ranks), verb, side.call]
-        if side.place:
-            return " ".join([*words, f"at {side.place}"])
+        place = side.place(side.ranks)
+        if place:
+            return " ".join([*words, f"at {place}"])
         for group in self.groups:
             # A rank that has left this call is somewhere else.
             if side.waiting and group.in_collective and side.ranks[0] in group.ranks:
@@ -290,20 +293,41 @@ def _waiting(group: StackGroup, parted: Parting | None) -> StackGroup:
     """Return the group with the call for which its ranks wait, if only their recorded calls show
     it: NCCL's return before they are over.
     """
-    if group.in_collective or not group.threads or parted is None:
-        return group
-    if parted.kind != "behind" or not set(parted.sides[0].waiting).issuperset(
-        group.ranks
-    ):
+    is_known = group.in_collective or not group.threads or group.waits
+    if is_known or parted is None or parted.kind != "behind":
         return group
     side = parted.sides[0]
-    called = f" {side.call}{', called' if side.place else ''}"
-    return replace(
-        group,
-        doing=(f"waits for{called}", f"wait for{called}"),
-        place=f"at {side.place}" if side.place else group.place,
-        in_collective=True,
-    )
+    if not set(side.waiting).issuperset(group.ranks):
+        return group
+    place = side.place(group.ranks)
+    called = f"{side.call}, called at {place}" if place else side.call
+    return replace(group, awaits=called, in_collective=True)
+
+
+def _sentences(groups: Sequence[StackGroup], world: int | None) -> list[str]:
+    """Return a sentence for each group, and one for all groups that await the same call."""
+    found = [sentence_of(group, world) for group in groups if not group.awaits]
+    for called in dict.fromkeys(group.awaits for group in groups if group.awaits):
+        same = [group for group in groups if group.awaits == called]
+        labels = {
+            rank: label
+            for group in same
+            for rank, label in zip(group.ranks, group.labels, strict=True)
+        }
+        is_one = len(labels) == 1
+        verb = "waits" if is_one else "wait"
+        place = f", and {'is' if is_one else 'are'} {same[0].place}"
+        ranks = tuple(sorted(labels))
+        merged = replace(
+            same[0],
+            ranks=ranks,
+            labels=tuple(labels[rank] for rank in ranks),
+            doing=(f"{verb} for {called}", f"{verb} for {called}"),
+            place="",
+        )
+        has_one_place = len(same) == 1 and not called.endswith(same[0].place)
+        found.append(sentence_of(merged, world) + (place if has_one_place else ""))
+    return found
 
 
 def sentence_of(group: StackGroup, world: int | None) -> str:
@@ -363,6 +387,7 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
     _, first = members[0]
     frames = first.threads[0].frames if first.threads else ()
     doing, in_collective = _doing(frames)
+    waits = doing[0].startswith("waits")
     if not first.threads:
         why = first.silence
         doing = (f"doesn't answer: {why}", f"don't answer: {why}")
@@ -372,6 +397,7 @@ def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
         doing=doing,
         place=_place(frames),
         in_collective=in_collective,
+        waits=waits,
         threads=first.threads,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,8 +64,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     """Hosts node1 and node2, which share this machine's GPUs. They need neither root nor a system's SSH server."""
     pytest.importorskip("asyncssh")
     all_gpus = ",".join(map(str, range(count_gpus())))
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", all_gpus)
+        patch.setenv("DISTMAGIC_PLAYGROUND_GPUS", own)
         started = playground.start(2, directory=tmp_path_factory.mktemp("hosts"))
     with started:
         try:

@@ -1,5 +1,5 @@
 """Measures the load of the hardware on a separate thread, because a GPU's driver may block its
-caller.
+caller. A process that such a driver blocks also ends later.
 """
 
 from __future__ import annotations

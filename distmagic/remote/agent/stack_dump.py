@@ -258,7 +258,12 @@ def _with_users_names(
     group: protocol.GroupRecord, sources: Sources
 ) -> protocol.GroupRecord:
     calls = [
-        replace(call, frames=tuple(stacks.renamed(one, sources) for one in call.frames))
+        replace(
+            call,
+            frames=tuple(
+                replace(stacks.renamed(one, sources), text="") for one in call.frames
+            ),
+        )
         for call in group.calls
     ]
     return replace(group, calls=tuple(calls))

@@ -65,10 +65,11 @@ def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
 def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
     name = ctypes.create_string_buffer(_TEXT_BYTES)
     ask_nvml(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
-    memory, mig, pending = facts.NvmlMemory(), ctypes.c_uint(), ctypes.c_uint()
+    mig, pending = ctypes.c_uint(), ctypes.c_uint()
     places = ctypes.byref(mig), ctypes.byref(pending)
-    if not (ask_nvml(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value):
-        ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    is_divided = ask_nvml(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value
+    memory = None if is_divided else facts.nvml_memory(nvml, handle)
+    used, total = memory or (0, 0)
     errors = ctypes.c_ulonglong()
     ask_nvml(
         nvml,
@@ -88,8 +89,8 @@ def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
     slowed_by = [what for bit, what in _SLOWED if reasons.value & bit]
     return GpuHealth(
         model=name.value.decode(errors="replace"),
-        used_bytes=memory.used,
-        total_bytes=memory.total,
+        used_bytes=used,
+        total_bytes=total,
         holders=_holders(nvml, handle),
         ecc_errors=errors.value,
         slowed_by=slowed_by[0] if slowed_by else "",

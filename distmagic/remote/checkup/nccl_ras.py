@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 PORT = 28028  # NCCL's default, on the loopback address
-_FIRST_S = 1.0  # for its first words, which it sends at once
+_FIRST_S = 0.5  # for its first words, which it sends at once
 # All processes of a job listen at the port, and the kernel chooses one for each connection. A
 # process that is stopped does not answer.
-_CONNECTIONS = 6
+_CONNECTIONS = 20
 # It waits 5 s for a process that gives no answer, and 10 s in all. A shorter limit of ours would
 # miss healthy ones.
 _LIMIT_S = 11.0

@@ -293,10 +293,10 @@ def _call(entry: dict[str, Any]) -> CallRecord:
 def _caller(frames: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
     """Return the innermost of these frames that is no library's."""
     for one in frames:
-        file = str(one["filename"])
-        if stacks.is_users(file) and len(file) <= _MAX_CHARS:
-            name = str(one["name"])[:_MAX_CHARS]
-            return (Frame(file=file, line=int(one["line"]), function=name),)
+        file, line = str(one.get("filename", "<")), one.get("line")
+        if stacks.is_users(file) and len(file) <= _MAX_CHARS and isinstance(line, int):
+            name = str(one.get("name"))[:_MAX_CHARS]
+            return (Frame(file=file, line=line, function=name),)
     return ()
 
 

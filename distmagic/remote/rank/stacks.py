@@ -35,6 +35,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)$")
 _LIBRARY = re.compile(r".*/lib(?:32|64)?/python\d+\.\d+/(.+)$")
 
+# Code that programs generate, such as torch.compile's; a cell of IPython is none.
+_GENERATED = re.compile(r"^<(?!ipython-input)|/torchinductor_")
+
 
 def file_of(run_dir: Path, pid: int) -> Path:
     """Return the file to which faulthandler writes in the process `pid`."""
@@ -125,8 +128,9 @@ def threads_of(text: str, sources: Sources) -> tuple[Thread, ...]:
 
 def is_users(file: str) -> bool:
     """Whether the file of a frame is no library's: a cell's, a script's or a module's."""
-    is_ours = file.startswith(f"{Path(__file__).parents[2]}/")
-    return not (is_ours or _PACKAGES.match(file) or _LIBRARY.match(file))
+    if file.startswith(f"{Path(__file__).parents[2]}/") or _GENERATED.search(file):
+        return False
+    return not (_PACKAGES.match(file) or _LIBRARY.match(file))
 
 
 def renamed(frame: Frame, sources: Sources) -> Frame:

@@ -126,7 +126,7 @@ def _count_nvidia() -> int:
         return _count_nvml(nvml)
 
 
-class NvmlMemory(ctypes.Structure):
+class _Memory(ctypes.Structure):
     """NVML's `nvmlMemory_t`, in bytes."""
 
     _fields_ = (
@@ -134,6 +134,31 @@ class NvmlMemory(ctypes.Structure):
         ("free", ctypes.c_ulonglong),
         ("used", ctypes.c_ulonglong),
     )
+
+
+class _MemoryV2(ctypes.Structure):
+    """NVML's `nvmlMemory_v2_t`, in bytes: what the driver reserves is not among the used."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def nvml_memory(nvml: Any, handle: ctypes.c_void_p) -> tuple[int, int] | None:
+    """Return the used and the total memory of a GPU in bytes, as nvidia-smi prints them; None if
+    the library gives none.
+    """
+    new = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
+    if ask_nvml(nvml, "nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(new)):
+        return new.used, new.total
+    old = _Memory()
+    if ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(old)):
+        return old.used, old.total
+    return None
 
 
 @contextmanager

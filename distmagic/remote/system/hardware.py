@@ -51,19 +51,16 @@ def rounds() -> Iterator[GpuTable]:
 
 def _gpu(nvml: Any, handle: ctypes.c_void_p) -> protocol.Gpu:
     """Return the load of a GPU. A GPU that MIG divides reports no utilization."""
-    use, memory, heat = _Utilization(), facts.NvmlMemory(), ctypes.c_uint()
-    answers = (
-        ("nvmlDeviceGetUtilizationRates", ctypes.byref(use)),
-        ("nvmlDeviceGetMemoryInfo", ctypes.byref(memory)),
-        ("nvmlDeviceGetTemperature", _OF_CHIP, ctypes.byref(heat)),
-    )
-    is_busy, has_memory, has_heat = (
-        facts.ask_nvml(nvml, name, handle, *rest) for name, *rest in answers
-    )
+    use, heat = _Utilization(), ctypes.c_uint()
+    name = "nvmlDeviceGetUtilizationRates"
+    has_use = facts.ask_nvml(nvml, name, handle, ctypes.byref(use))
+    name = "nvmlDeviceGetTemperature"
+    has_heat = facts.ask_nvml(nvml, name, handle, _OF_CHIP, ctypes.byref(heat))
+    used, total = facts.nvml_memory(nvml, handle) or (None, None)
     return protocol.Gpu(
-        utilization=use.gpu / 100 if is_busy else None,
-        used_bytes=memory.used if has_memory else None,
-        total_bytes=memory.total if has_memory else None,
+        utilization=use.gpu / 100 if has_use else None,
+        used_bytes=used,
+        total_bytes=total,
         celsius=float(heat.value) if has_heat else None,
     )
 

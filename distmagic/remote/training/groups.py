@@ -35,6 +35,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -415,10 +416,12 @@ def recorded(*, with_frames: bool = False) -> Iterable[dict[str, Any]]:
     module = sys.modules.get("torch._C._distributed_c10d")
     with_frames = with_frames and hasattr(sys.modules.get(_FOR_STACKS), "compile")
     for name in _RECORDERS:
-        recorder = getattr(module, name, None)
-        if recorder is not None and with_frames:
-            yield from pickle.loads(recorder(True, True, False)).get("entries", ())
-            continue
+        if with_frames:
+            # Another torch may have another recorder: then the calls have no frames.
+            with suppress(Exception):
+                dump = getattr(module, name)(True, True, False)
+                yield from list(pickle.loads(dump).get("entries", ()))
+                continue
         recorder = getattr(module, f"{name}_json", None)
         if recorder is not None:
             yield from json.loads(recorder(True, False)).get("entries", ())

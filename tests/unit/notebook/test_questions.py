@@ -52,29 +52,38 @@ QUESTIONS = (
     ),
     ("a debugger on rank 2", "A debugger in one rank (pdb, breakpoint)"),
     ("pdb", "A debugger in one rank (pdb, breakpoint)"),
-    ("debug a rank", "Debug a rank: where does training hang?"),
+    (
+        "debug a rank",
+        "Debug a rank (step through its code with pdb): where does training hang?",
+    ),
     (
         "profile a running job",
-        "Profile a training loop (torch.profiler): why is it slow?",
+        "Profile a training loop (torch.profiler): why is it slow, which operation takes the time?",
     ),
     (
         "huggingface trainer",
         "Lightning and Transformers (Hugging Face Trainer)",
     ),
     ("kubernetes", "Nodes of a scheduler"),
-    ("conda", "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)"),
+    (
+        "conda",
+        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+    ),
     (
         "only some GPUs",
-        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (pick, choose, select or pin the last two cards; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "logs after the kernel died",
         "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
     ),
-    ("my own fork of a package", "My own fork of a package, or an editable install"),
+    (
+        "my own fork of a package",
+        "My own fork, git clone or changes of a package or library, or an editable install",
+    ),
     (
         "20 GB of data",
-        "20 GB of data: send a large (big, huge) dataset or training set to all machines",
+        "20 GB of data: send or upload a large (big, huge) dataset or training set to all machines",
     ),
     (
         "sharded checkpoints",
@@ -84,12 +93,18 @@ QUESTIONS = (
         "a different user for each host",
         "A different user (username, login name) or port for each host",
     ),
-    ("stop everything", "Stop everything (kill, abort or cancel all jobs)"),
+    (
+        "stop everything",
+        "Stop everything (kill, abort or cancel all jobs, runs or trainings)",
+    ),
     (
         "NCCL uses the wrong interface",
         "Wrong network interface or subnet (NCCL_SOCKET_IFNAME), InfiniBand",
     ),
-    ("vs code", "VS Code (VSCode, Visual Studio Code), Cursor"),
+    (
+        "vs code",
+        "VS Code (VSCode, Visual Studio Code), Cursor and other IDEs or editors",
+    ),
     ("accelerate launch", "An accelerate script (accelerate launch)"),
     ("deepspeed", "A DeepSpeed script"),
     (
@@ -104,7 +119,7 @@ QUESTIONS = (
     ("wandb", "TensorBoard, Weights & Biases (wandb), MLflow"),
     (
         "torch.profiler",
-        "Profile a training loop (torch.profiler): why is it slow?",
+        "Profile a training loop (torch.profiler): why is it slow, which operation takes the time?",
     ),
     (
         "mixed CPU and GPU hosts",
@@ -116,7 +131,7 @@ QUESTIONS = (
     ),
     (
         "how do I kill a run that is stuck",
-        "Stop everything (kill, abort or cancel all jobs)",
+        "Stop everything (kill, abort or cancel all jobs, runs or trainings)",
     ),
     (
         "use a different python on one host",
@@ -139,14 +154,14 @@ QUESTIONS = (
     ("windows", "A Windows PC, computer or laptop (WSL)"),
     ("windows laptop", "A Windows PC, computer or laptop (WSL)"),
     ("WSL", "A Windows PC, computer or laptop (WSL)"),
-    ("mac", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
+    ("mac", "A Mac laptop (macOS, OS X, MacBook, Apple silicon, M1 to M4)"),
     (
         "two users share a host",
         "Two users or notebooks on the same host: people who share machines",
     ),
     ("jupyterhub", "JupyterHub: a hub with notebooks for everybody"),
     ("docker without sudo", "Docker or Podman containers, without sudo"),
-    ("ipv6", "IPv6 addresses"),
+    ("ipv6", "IPv6 (v6) addresses"),
     (
         "firewall port range",
         "Firewall: which ports must be open between the hosts, and a range of ports",
@@ -170,7 +185,10 @@ QUESTIONS = (
         "offline cluster without internet",
         "Hosts without internet (offline): a proxy or a private index",
     ),
-    ("poetry", "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)"),
+    (
+        "poetry",
+        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+    ),
     (
         "copy the trained model back to my laptop",
         "Bring checkpoints and files back: copy a model to the laptop",
@@ -186,7 +204,10 @@ QUESTIONS = (
     ("print shows nothing", "print shows nothing: where is the output?"),
     ("early stopping", "Early stopping: all ranks stop at the same step"),
     ("mlflow", "TensorBoard, Weights & Biases (wandb), MLflow"),
-    ("training hangs", "Debug a rank: where does training hang?"),
+    (
+        "training hangs",
+        "Debug a rank (step through its code with pdb): where does training hang?",
+    ),
     (
         "hyperparameter search",
         "A sweep (hyperparameter search): several runs side by side",
@@ -231,21 +252,27 @@ QUESTIONS = (
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
     ("TPU", "What distmagic does not do"),
-    ("uninstall", "Remove everything from the hosts (uninstall)"),
+    ("uninstall", "Remove everything from the hosts (uninstall, deinstall, delete)"),
     (
         "kernel crashed stdout lost",
         "Logs and output of a finished run, or after the kernel or Jupyter crashed (died)",
     ),
     (
         "patched transformers locally",
-        "My own fork of a package, or an editable install",
+        "My own fork, git clone or changes of a package or library, or an editable install",
     ),
     (
         "login name differs per host",
         "A different user (username, login name) or port for each host",
     ),
-    ("cancel all running jobs", "Stop everything (kill, abort or cancel all jobs)"),
-    ("vscode", "VS Code (VSCode, Visual Studio Code), Cursor"),
+    (
+        "cancel all running jobs",
+        "Stop everything (kill, abort or cancel all jobs, runs or trainings)",
+    ),
+    (
+        "vscode",
+        "VS Code (VSCode, Visual Studio Code), Cursor and other IDEs or editors",
+    ),
     (
         "IT approve telemetry",
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
@@ -273,7 +300,7 @@ QUESTIONS = (
     ),
     (
         "install conda",
-        "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)",
+        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     ("minGPT", "minGPT of PyTorch's examples"),
     (
@@ -331,7 +358,7 @@ QUESTIONS = (
     ("change learning rate while training", "Change the learning rate while training"),
     (
         "profile my training loop",
-        "Profile a training loop (torch.profiler): why is it slow?",
+        "Profile a training loop (torch.profiler): why is it slow, which operation takes the time?",
     ),
     (
         "spot instance preempted continue",
@@ -345,8 +372,8 @@ QUESTIONS = (
         "what does it store or leave on the server",
         "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
     ),
-    ("mac laptop", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
-    ("apple silicon", "A Mac laptop (macOS, OS X, MacBook, Apple silicon)"),
+    ("mac laptop", "A Mac laptop (macOS, OS X, MacBook, Apple silicon, M1 to M4)"),
+    ("apple silicon", "A Mac laptop (macOS, OS X, MacBook, Apple silicon, M1 to M4)"),
     (
         "compared with accelerate launch",
         "Accelerate compared with distmagic: what is the difference? (vs)",
@@ -373,11 +400,11 @@ QUESTIONS = (
     ),
     (
         "CUDA_VISIBLE_DEVICES",
-        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (pick, choose, select or pin the last two cards; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "choose GPUs",
-        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (pick, choose, select or pin the last two cards; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "which ports must be open",
@@ -385,7 +412,7 @@ QUESTIONS = (
     ),
     (
         "why is my training slow",
-        "Profile a training loop (torch.profiler): why is it slow?",
+        "Profile a training loop (torch.profiler): why is it slow, which operation takes the time?",
     ),
     (
         "my model does not fit on one gpu",
@@ -402,11 +429,11 @@ QUESTIONS = (
     ),
     (
         "the other cards are taken, pin the run to two of the cards",
-        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (pick, choose, select or pin the last two cards; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "use only second and third gpu",
-        "Use only some GPUs or cards (choose or pin GPUs 2 and 3; CUDA_VISIBLE_DEVICES)",
+        "Use only some GPUs or cards (pick, choose, select or pin the last two cards; CUDA_VISIBLE_DEVICES)",
     ),
     (
         "jupyter crashed, where can I see what my run printed",
@@ -414,7 +441,7 @@ QUESTIONS = (
     ),
     (
         "my training set is huge, how do I get it to the machines",
-        "20 GB of data: send a large (big, huge) dataset or training set to all machines",
+        "20 GB of data: send or upload a large (big, huge) dataset or training set to all machines",
     ),
     (
         "one machine has no gpu, the other has four",
@@ -426,7 +453,7 @@ QUESTIONS = (
     ),
     (
         "use the anaconda environment that is already on the machines",
-        "Conda or Anaconda environment on the hosts (also venv, uv, Poetry)",
+        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     (
         "gpu is used by somebody else",
@@ -448,20 +475,40 @@ QUESTIONS = (
         "login name differs from machine to machine",
         "A different user (username, login name) or port for each host",
     ),
-    ("kill all my runs right now", "Stop everything (kill, abort or cancel all jobs)"),
+    (
+        "kill all my runs right now",
+        "Stop everything (kill, abort or cancel all jobs, runs or trainings)",
+    ),
     (
         "find out what is slow in my training step",
-        "Profile a training loop (torch.profiler): why is it slow?",
+        "Profile a training loop (torch.profiler): why is it slow, which operation takes the time?",
     ),
 )
 
 
 # In words that the right page does not have.
 SYNONYMS = (
+    ("pick which gpus to use", "Use only some GPUs"),
+    ("use just the last two cards of a server", "Use only some GPUs"),
+    ("kill all trainings and free the GPUs", "Stop everything"),
+    ("git clone of a library with my changes", "My own fork"),
+    ("IDE support", "VS Code"),
+    ("W&B", "TensorBoard, Weights & Biases"),
+    ("which operation takes the time", "Profile a training loop"),
+    ("virtualenv with mamba", "Conda or Anaconda environment"),
+    ("only v6 network", "IPv6"),
+    ("osx M2", "A Mac laptop"),
+    ("radeon", "AMD GPUs"),
+    ("MI300 rocm", "AMD GPUs"),
+    ("step through the code of one rank", "Debug a rank"),
+    ("deinstall", "Remove everything from the hosts"),
     ("tunnel through a gateway machine with a separate key", "A jump host"),
     ("hop over an intermediate server", "A jump host"),
     ("upload a giant corpus once", "20 GB of data"),
-    ("I hacked a pip library locally", "My own fork of a package"),
+    (
+        "I hacked a pip library locally",
+        "My own fork, git clone or changes of a package or library",
+    ),
     ("visualize the loss in a dashboard", "TensorBoard, Weights & Biases"),
     ("flame graph of my step", "Profile a training loop"),
     ("restore weights after eviction", "Checkpoint, and resume"),

@@ -183,6 +183,43 @@ def test_a_call_that_others_have_not_entered_names_them(golden):
     assert behind.standing_out == dict.fromkeys((1, 3), "the others wait for it")
 
 
+def called_at(line: int | None) -> p.GroupRecord:
+    """Return calls of which the last one waits, and was made at this line of the cell."""
+    calls = made(*START_OF_ALL, "all_reduce [4]", over=False)
+    *before, last = calls.calls
+    frames = () if line is None else (frame(CELL, line, "train", mine=True),)
+    return replace(calls, calls=(*before, replace(last, frames=frames)))
+
+
+def test_ranks_that_wait_for_one_call_have_their_own_lines(golden):
+    at_line = {30: "x.item()", 31: "y.item()"}
+    asks = {
+        line: (MAIN, frame(CELL, line, "train", mine=True, text=text))
+        for line, text in at_line.items()
+    }
+    behind = with_calls(stack(3, *LOADS), made(*START_OF_ALL))
+    loads = (
+        MAIN,
+        frame("torch/utils/data/dataloader.py", 90, "__next__"),
+    )
+
+    def sentence(*ranks: tuple[tuple[p.Frame, ...], int | None]) -> str:
+        stacks = [
+            with_calls(stack(rank, *frames), called_at(line))
+            for rank, (frames, line) in enumerate(ranks)
+        ]
+        return explained(*stacks, behind).sentence
+
+    golden(
+        sentence(
+            (asks[30], 14), (asks[31], 14), (asks[31], 14)
+        ),  # one sentence for all
+        sentence((asks[30], 14), (asks[31], 18), (asks[31], 18)),  # from two branches
+        sentence((asks[30], None), (asks[31], 18), (asks[31], 18)),
+        sentence((loads, 14), (asks[31], 14), (asks[31], 14)),  # it waits for its data
+    )
+
+
 def test_a_rank_that_waits_later_for_its_call_is_told_with_the_line_of_the_call(golden):
     """NCCL's calls return before they are over: the stack shows where the rank waits for its GPU."""
     begun_calls = made(*START_OF_ALL, "all_reduce [4]", over=False)

@@ -99,6 +99,23 @@ def test_frames_of_distmagic_are_hidden_wherever_they_are():
     assert threads_of(text, SOURCES) == threads_of(TEXT, SOURCES)
 
 
+@pytest.mark.parametrize(
+    ("file", "is_users"),
+    [
+        ("/tmp/ipykernel_7/123.py", True),
+        ("<ipython-input-3-0f1e>", True),
+        ("/home/me/train.py", True),
+        ("<frozen runpy>", False),
+        ("<eval_with_key>.4", False),
+        ("/tmp/torchinductor_me/kq/ckq7.py", False),
+        ("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", False),
+        (stacks.__file__, False),
+    ],
+)
+def test_whose_the_file_of_a_recorded_call_is(file, is_users):
+    assert stacks.is_users(file) == is_users
+
+
 def test_of_two_dumps_the_last_counts():
     later = TEXT.replace("line 3 in train", "line 4 in train")
     assert threads_of(TEXT + later, SOURCES) == threads_of(later, SOURCES)

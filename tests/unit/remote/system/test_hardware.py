@@ -41,7 +41,8 @@ class _Nvml:
         place._obj.gpu, place._obj.memory = 87, 5
         return 0 if handle.value == 100 else 3  # NVML_ERROR_NOT_SUPPORTED
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, place: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo_v2(self, handle: Any, place: Any) -> int:  # noqa: N802
+        assert place._obj.version == 0x2000028, "its size is 40 bytes"
         place._obj.used, place._obj.total = 62311 << 20, 81559 << 20
         return 0 if handle.value == 100 else 3
 

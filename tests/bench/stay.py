@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.bench import links
 from tests.bench.bench import REPOSITORY, Bench
 from tests.bench.contestants import Place, magic_line
 from tests.bench.figures import MetricRow, Target
@@ -184,9 +183,9 @@ def _large(bench: Bench, place: Place) -> Iterator[MetricRow]:
         kernel.run(
             f"import torch\nlarge = torch.ones({_LARGE_BYTES // 4})\nlarge[0] = 2"
         )
-        before = links.sent_bytes(place.lab)
+        before = place.lab.sent_bytes()
         took_s = kernel.run("ranks['x'] = large").took_s
-        gigabytes = (links.sent_bytes(place.lab) - before) / 1e9
+        gigabytes = (place.lab.sent_bytes() - before) / 1e9
         shown = kernel.run("%%ranks\nfloat(x[0]), len(x)").shown
         assert f"(2.0, {_LARGE_BYTES // 4})" in shown, shown
         bench.say(f"stay: 1 GB: {took_s:.1f} s, {gigabytes:.2f} GB out of the notebook")

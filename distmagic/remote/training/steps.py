@@ -17,6 +17,7 @@ bar of tqdm. Steps inside a backward pass, on another thread, and in compiled co
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import threading
@@ -40,7 +41,7 @@ class _Counting:
     def __init__(self) -> None:
         self.thread = 0
         self.is_installed = False
-        self.after_each: Callable[[], object] | None = None
+        self.after_each: Callable[[], float] = lambda: math.inf
         self.begin()
         self.news = threading.Condition()
 
@@ -48,6 +49,7 @@ class _Counting:
         self.counts: dict[str, int] = {"step": 0, "iteration": 0}
         self.stepped_s = time.monotonic()
         self.step_s = 0.0
+        self.rests_until_s = 0.0
         self.is_asked = False
         self.until_s = 0.0
         self.stop: tuple[str, int] | None = None
@@ -57,13 +59,15 @@ class _Counting:
 _counting = _Counting()
 
 
-def install(after_each: Callable[[], object] | None = None) -> None:
+def install(after_each: Callable[[], float] | None = None) -> None:
     """Count the calling thread's steps from now on.
 
-    `after_each` is called after each step of an optimizer.
+    `after_each` is called after each step of an optimizer. It returns for how many seconds it need
+    not be called again.
     """
     _counting.thread = threading.get_ident()
     _counting.after_each = after_each or _counting.after_each
+    _counting.rests_until_s = 0.0
     if not _counting.is_installed:
         _counting.is_installed = True
         import_hooks.when_imported(_OPTIMIZER, _count_steps)
@@ -143,8 +147,8 @@ def _count_steps(optimizer: Any) -> None:
         _counting.counts["step"] += 1
         now_s = time.monotonic()
         _counting.step_s, _counting.stepped_s = now_s - _counting.stepped_s, now_s
-        if _counting.after_each is not None:
-            _counting.after_each()
+        if now_s >= _counting.rests_until_s:
+            _counting.rests_until_s = now_s + _counting.after_each()
         if _counting.is_asked and not _is_inner(inspect.currentframe()):
             _wait("step")
 

@@ -125,3 +125,32 @@ def test_what_is_called_after_each_step_stays_when_cells_count_them(monkeypatch)
     steps.install(print)
     steps.install()
     assert steps._counting.after_each is print
+
+
+def test_what_is_called_after_each_step_rests_as_long_as_it_says(monkeypatch):
+    """So that it is not to be seen beside the smallest step."""
+    hooks: list[Any] = []
+    optimizer = SimpleNamespace(register_optimizer_step_post_hook=hooks.append)
+    torch = SimpleNamespace(
+        compiler=SimpleNamespace(is_compiling=lambda: False),
+        _C=SimpleNamespace(_current_graph_task_id=lambda: -1),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(steps, "_counting", steps._Counting())
+    monkeypatch.setattr(
+        steps.import_hooks, "when_imported", lambda _, act: act(optimizer)
+    )
+    calls: list[int] = []
+
+    def rests() -> float:
+        calls.append(1)
+        return 1000.0 if len(calls) == 3 else 0.0
+
+    steps.install(rests)
+    (stepped,) = hooks
+    for _ in range(5):
+        stepped()
+    assert len(calls) == 3
+    steps.begin()
+    stepped()
+    assert len(calls) == 4

@@ -187,7 +187,7 @@ def test_a_call_that_waits_later_has_the_line_that_made_it(torch_forks, tmp_path
     ends, one = parted(torch_forks, tmp_path, "wait", "async 4", "broadcast 4")
     assert ends == ["waits", "waits"]
     assert one is not None
-    places = {side.call: side.place for side in one.sides}
+    places = {side.call: side.place(side.ranks) for side in one.sides}
     lines = RANKS.splitlines()
     (line,) = [i for i, text in enumerate(lines, 1) if "async_op" in text]
     assert places == {

@@ -47,7 +47,8 @@ class GangChannel:
         self._back_at: dict[int, float] = {}  # when heartbeats of some of them returned
         # How often this node, as the lead, has asked all nodes to restart their ranks.
         self._formations = 0
-        self._udp = Udp(membership.address, membership.port if self._is_lead else 0)
+        port = membership.port if self._is_lead else 0
+        self._udp = Udp(membership.address, port, reserved=membership.port)
         secret = bytes.fromhex(membership.secret)
         lost_after_s = membership.lost_after_s
         if self._is_lead:

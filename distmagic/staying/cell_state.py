@@ -112,6 +112,9 @@ def take(state: CellState, events: Iterable[Event]) -> CellState:
         is_elsewhere = rank >= 0 and not is_here
         if is_elsewhere or getattr(what, "cell", state.run.cell) != state.run.cell:
             continue
+        has_raised = rank in ends and ends[rank].ended.outcome == "raised"
+        if has_raised and isinstance(what, protocol.Ended):
+            continue  # how its process ended later must not hide why it failed
         if isinstance(what, protocol.StepCount):
             counts[rank] = what
         elif isinstance(what, protocol.CellEnded):

@@ -158,6 +158,27 @@ def test_a_rank_that_dies_ends_the_cell_with_its_session_alone():
     assert cell.run.first_failure == 1
 
 
+@pytest.mark.parametrize("first", ["the peers' ends", "the killed rank"])
+def test_a_rank_that_is_killed_is_the_cause_in_whatever_order_its_peers_end(first):
+    """They lose it in a call, raise, and are ended: with code 0, or by SIGTERM."""
+    lost = p.Failure(
+        type="RuntimeError", message="Connection closed by peer [10.99.0.11]:26506", traceback="Traceback ...",
+    )  # fmt: skip
+    raise_ = [
+        cell_ended(rank, outcome="raised", code=1, failure=lost) for rank in (2, 3)
+    ]
+    returned = p.Ended(rank=3, restart=0, outcome="returned", result_bytes=0)
+    asked = p.Ended(rank=2, restart=0, outcome="signalled", code=-15)
+    peers = [at(returned, 1, 103.1), at(asked, 1, 103.1)]
+    killed = [at(p.Ended(rank=1, restart=0, outcome="signalled", code=-9), 0, 103.2)]
+    ends = [*peers, *killed] if first == "the peers' ends" else [*killed, *peers]
+    cell = take(of_cell(), [*raise_, *ends])
+    assert cell.run.first_failure == 1
+    error = verdict(cell.run)
+    assert isinstance(error, WorkerFailed)
+    assert "rank 1 (gpu-a, local_rank 1) was ended by signal 9" in error.message
+
+
 def test_what_ranks_show_is_said_once_where_it_is_equal():
     texts = ("0.5", "", "0.5", "0.5", "two\nlines")
     ends = {rank: cell_ended(rank, shown=text).what for rank, text in enumerate(texts)}

@@ -231,23 +231,7 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
     node = worker.node_rank
     builder.close_lines(what.rank, node)
     builder.note_advance()
-    # Whether this end explains the first failure: the rank that failed first had only lost a peer,
-    # so this rank replaces it.
-    first = (
-        None
-        if builder.first_failure is None
-        else builder.workers[builder.first_failure].ended
-    )
-    moved = (
-        first is not None
-        and builder.at_s - builder.first_failure_at_s <= _ECHO_S
-        and failure_kind.is_echo(first)
-        and not (
-            failure_kind.is_echo(what)
-            or failure_kind.is_good(what)
-            or failure_kind.is_by_sigterm(what)
-        )
-    )
+    moved = _explains_first(builder, node, what)
     if moved:
         builder.first_failure = what.rank
     phase: RankPhase = "failed" if moved else _end_phase(builder, node, what)
@@ -263,6 +247,27 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
     if phase == "failed" and builder.first_failure is None:
         builder.first_failure = what.rank
         builder.first_failure_at_s = builder.at_s
+
+
+def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -> bool:
+    """Whether this end explains the first failure: that rank had only lost a peer, or torchrun had
+    asked it to end because of this one, whose end is known later.
+    """
+    if builder.first_failure is None:
+        return False
+    first = builder.workers[builder.first_failure]
+    is_late = builder.at_s - builder.first_failure_at_s > _ECHO_S
+    is_effect = (
+        failure_kind.is_echo(what)
+        or failure_kind.is_good(what)
+        or failure_kind.is_by_sigterm(what)
+    )
+    if first.ended is None or is_late or is_effect:
+        return False
+    if first.node_rank == node and failure_kind.is_by_sigterm(first.ended):
+        builder.change_rank(first.rank, phase="stopped")
+        return True
+    return failure_kind.is_echo(first.ended)
 
 
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:

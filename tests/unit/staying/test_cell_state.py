@@ -179,6 +179,21 @@ def test_a_rank_that_is_killed_is_the_cause_in_whatever_order_its_peers_end(firs
     assert "rank 1 (gpu-a, local_rank 1) was ended by signal 9" in error.message
 
 
+def test_a_rank_that_torchrun_has_asked_to_end_because_of_another_is_no_cause():
+    """Torchrun knows first that rank 1 is dead, and ends rank 0; how rank 1 ended is known after that."""
+    asked = p.Ended(rank=0, restart=0, outcome="signalled", code=-15)
+    killed = p.Ended(rank=1, restart=0, outcome="signalled", code=-9)
+    stopping = p.NodeStopping(reason="failed")
+    cell = take(of_cell(), [at(asked, 0, 102.0), at(stopping, 0, 102.1)])
+    cell = take(cell, [at(killed, 0, 102.2)])
+    assert cell.run.first_failure == 1
+    assert cell.run.workers[0].phase == "stopped"
+    # Of another host it explains nothing.
+    elsewhere = p.Ended(rank=2, restart=0, outcome="signalled", code=-9)
+    cell = take(of_cell(), [at(asked, 0, 102.0), at(elsewhere, 1, 102.2)])
+    assert cell.run.first_failure == 0
+
+
 def test_what_ranks_show_is_said_once_where_it_is_equal():
     texts = ("0.5", "", "0.5", "0.5", "two\nlines")
     ends = {rank: cell_ended(rank, shown=text).what for rank, text in enumerate(texts)}

@@ -127,8 +127,9 @@ def prepare(work: WorkDir, job: str, node_rank: int, owner: str = "") -> Prepare
             directory, notice = _free_directory(work, job, node_rank)
             with _left_where_it_fails(directory.path, job, node_rank):
                 directory.belongs_to(work.origin, owner)
-                # Otherwise all is complete, and nothing may change during the running job.
-                if not directory.users(job):
+                # Otherwise all is complete, and nothing may change during the running job. A host
+                # may lose power between a mark and the directory.
+                if not directory.path.is_dir() or not directory.users(job):
                     changed = directory.bring(work, job)
                     notice = "; ".join(
                         text for text in (notice, _in_words(changed)) if text

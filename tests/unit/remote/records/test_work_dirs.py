@@ -492,6 +492,19 @@ def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
     assert mark.with_name("far.0.another-host").exists(), "it may be there again"
 
 
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_job_that_marked_a_directory_and_died_before_it_was_made_stops_no_other(
+    project, home, has_files
+):
+    write(project, train="1")
+    work = work_of(project, home) if has_files else WorkDir(name=NAME, origin="nb")
+    prepared(work, "died", is_over=False)
+    shutil.rmtree(home / "work" / NAME)
+    directory = prepared(work, "next")
+    assert directory.is_dir()
+    assert there(directory) == ({"train": "1"} if has_files else {})
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, 180.0])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(

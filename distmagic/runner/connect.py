@@ -123,7 +123,8 @@ def claim_devices(
             lease_keeper.keep_over(tuple(current))
             # Wait for a random time, so that one of two runs that blocked each other goes first.
             end = threading.Event()
-            pause_s = _PAUSE_S * random.uniform(1, 2)  # noqa: S311  # no secret
+            # By a generator of its own: the notebook's may have a seed.
+            pause_s = _PAUSE_S * random.Random().uniform(1, 2)  # noqa: S311  # no secret
             try:
                 loop.wait_for(begin_all("devices", end.wait, [pause_s]))
             finally:

@@ -39,6 +39,20 @@ found = await where("at")
     assert notebook.run("found.results[0]") == "'at dm1'"
 
 
+def test_a_run_draws_no_number_of_the_notebook(notebook):
+    notebook.run("""\
+import random, torch
+
+def drawn():
+    return hash(random.getstate()), torch.get_rng_state().tolist()
+
+before = drawn()
+""")
+    notebook.run("%%distributed\nprint('hello')")
+    notebook.run("%distributed jobs")
+    assert notebook.run("drawn() == before") == "True"
+
+
 def test_whole_cells_run_nothing_here(notebook):
     text = notebook.run("""\
 %%distributed --whole --nproc-per-node 2 --env WORD="two words" --cwd /tmp

@@ -383,6 +383,19 @@ def test_threads_begin_in_few_modules_and_each_is_told_who_ends_it():
     assert making == {"remote.system.threads", "connection.parallel"}
 
 
+def test_nothing_draws_from_a_generator_that_users_seed():
+    found = [
+        f"{module}: random.{node.attr}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "random"
+        and node.attr != "Random"
+    ]
+    assert found == ["remote.engine.forking: random.seed"], "of a process just forked"
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """Imports inside functions and for types alone count, too: modules that know each other are read as one."""
     graph = {}

@@ -183,7 +183,8 @@ def _entries(folder: Path) -> list[_Entry]:
     if not folder.is_dir():
         return []
     names = os.listdir(folder)
-    random.shuffle(names)  # if there is no time for all, each has its turn
+    # If there is no time for all, each has its turn. The notebook's own generator may have a seed.
+    random.Random().shuffle(names)  # noqa: S311  # no secret
     until = time.monotonic() + _LOOK_S
     found = []
     for name in names:

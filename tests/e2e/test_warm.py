@@ -308,6 +308,18 @@ def test_killing_the_template_leaves_the_run_alone_and_a_stopped_one_is_replaced
     assert another.pid != stopped.pid
 
 
+def test_a_template_that_its_host_asks_to_end_leaves_nothing(warm):
+    def handler() -> object:
+        import signal
+
+        return int(signal.getsignal(signal.SIGTERM))
+
+    assert dict(run(warm, "dm1:1", handler).results) == {0: int(signal.SIG_DFL)}
+    (one,) = templates(warm)
+    os.kill(one.outer_pid, signal.SIGTERM)
+    wait_until(lambda: not warm.hosts[0].leftovers(), "a host with nothing of ours")
+
+
 def test_what_was_removed_from_a_host_meanwhile_is_sent_again(warm):
     def measure(value: bytes) -> int:
         return len(value)

@@ -46,3 +46,33 @@ def test_cells_on_nodes_of_slurm(slurm, tmp_path):
         notebook.run("%distributed down")
         wait_until(lambda: not slurm.jobs(), "the allocation to end")
     slurm.assert_clean()
+
+
+def test_ranks_stay_on_nodes_of_slurm_and_give_them_back(slurm, tmp_path):
+    with live_notebook(tmp_path) as notebook:
+        notebook.run(f"%config Distmagic.ssh_config = {str(slurm.lab.ssh_config)!r}")
+        notebook.run("""\
+%%ranks --on slurm:dm1 --nodes 2
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+kept = torch.ones(1) * (dist.get_rank() + 1)
+""")
+        (job,) = slurm.jobs()
+        text = notebook.run("""\
+%%ranks
+dist.all_reduce(kept)
+os.uname().nodename, int(kept)
+""")
+        assert text.endswith("rank 0: ('dm2', 3)\nrank 1: ('dm3', 3)\n")
+        assert notebook.run("ranks['kept'][1]").strip() == "tensor([3.])"
+        assert notebook.run("%distributed end") == "The ranks have ended.\n"
+        assert slurm.jobs() == (job,), "the next cell has its nodes"
+        notebook.run("%distributed down")
+        wait_until(lambda: not slurm.jobs(), "the allocation to end")
+        notebook.run(
+            "%%ranks again --on slurm:dm1 --nodes 2 --idle 20s --stay-idle 1s\nkept = 1"
+        )
+        wait_until(lambda: not slurm.jobs(), "the allocation to end without a cell")
+        lost = notebook.fail("%%ranks again\nkept")
+        assert "The ranks of again have ended: no cell ran on them for 1 s" in lost
+    slurm.assert_clean()

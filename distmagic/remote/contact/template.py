@@ -33,6 +33,7 @@ ready, trying -> gone, on whichever comes first:
     a job nor a package
     a contact kills it (`_end`)                   its owner asks for that, a signal has stopped it,
                                                   or it is the least recently used of three
+    it gets SIGTERM                               its allocation ends, or its host
 
 A killed template leaves its directory behind; a later contact removes it (`sweep_dead` in
 sweep.py).
@@ -57,6 +58,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -214,6 +216,8 @@ def main(_: list[str]) -> None:
     os.close(null)
     folder = Path(listener.getsockname()).parent
     pid = os.getpid()
+    # Slurm ends an allocation by it, and a host that is switched off. No child inherits it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
         # This variable is not for jobs; forked processes get their own.

@@ -83,7 +83,7 @@ def end(line: CommandLine) -> None:
     if ranks.done:
         ranks.raise_end()
     ranks.end()
-    print(f"the ranks of {ranks.name} have ended")
+    print(f"The {ranks.label} have ended.")
 
 
 def debug(line: CommandLine) -> None:

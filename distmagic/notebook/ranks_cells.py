@@ -50,7 +50,7 @@ def run(
         if request.stay_idle_s not in (None, ranks.idle.limit_s) and ranks.is_kept:
             limit = duration(ranks.idle.limit_s)
             raise UsageError(
-                f"The hosts end the ranks of {ranks.name} after the time of their first cell, {limit}.",
+                f"The hosts end the {ranks.label} after the time of their first cell, {limit}.",
                 "Leave --stay-idle out.",
             )
         if request.stay_idle_s is not None:
@@ -113,14 +113,14 @@ def _check_same(notebook: Notebook, request: flags.Request, ranks: Ranks) -> Non
         if hosts in ((), ranks.hosts):
             return
         raise UsageError(
-            f"The ranks of {ranks.name} are on {', '.join(ranks.hosts)}, and this line asks for other hosts.",
+            f"The {ranks.label} are on {', '.join(ranks.hosts)}, and this line asks for other hosts.",
             "Leave its flags out.",
         )
     for name in ("hosts", "hostfile", "allocation", "spec", "access"):
         value = getattr(request, name)
         if value not in (getattr(plain, name), getattr(ranks.request, name)):
             raise UsageError(
-                f"The ranks of {ranks.name} stay as they were started, and this line asks for another {name}.",
+                f"The {ranks.label} stay as they were started, and this line asks for another {name}.",
                 f"Leave its flags out; or end them first: %distributed end {ranks.name}",
             )
 
@@ -131,7 +131,7 @@ def whole_text(notebook: Notebook, name: str, cell: str) -> str:
     Raises `UsageError`.
     """
     ranks = notebook.ranks.get(name)
-    before = ranks.history if ranks is not None else []
+    before = ranks.program if ranks is not None else []
     if any(LEFT_OUT.search(one) for one in before):
         raise UsageError(
             f"A cell of {name} is too long: this kernel does not have all of its text.",

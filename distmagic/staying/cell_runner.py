@@ -77,6 +77,11 @@ class CellRunner:
         self._context = contextvars.copy_context()
 
     @property
+    def label(self) -> str:
+        """The ranks in a message: "ranks", with their name where a user has given one."""
+        return "ranks" if self.name == "ranks" else f"ranks of {self.name}"
+
+    @property
     def state(self) -> RunState:
         """The current state of the session."""
         return self._run.state
@@ -110,12 +115,12 @@ class CellRunner:
             if self.idle.is_up or isinstance(error, TimedOut):
                 limit = duration(self.idle.limit_s)
                 cause = TimedOut(
-                    f"The ranks of {self.name} have ended: no cell ran on them for {limit} (--stay-idle, --idle)."
+                    f"The {self.label} have ended: no cell ran on them for {limit} (--stay-idle, --idle)."
                 )
             raise self._with_lost(cause) from None
         if isinstance(after, Detached):
             raise UsageError(
-                f"This kernel has lost the hosts of {self.name}; the ranks may still run on them.",
+                f"This kernel has lost the hosts of the {self.label}; the ranks may still run on them.",
                 f"%distributed attach {self.job} {self.name}",
             )
         raise RunError("The ranks have ended.", self._lost)
@@ -129,7 +134,7 @@ class CellRunner:
     @property
     def _lost(self) -> str:
         names = ", ".join(sorted(self.theirs)) or "nothing"
-        return f"Lost with the ranks of {self.name}: {names}. The next %%ranks starts new ones."
+        return f"Lost with the {self.label}: {names}. The next %%ranks starts new ones."
 
     def end(self) -> None:
         """End every rank on every host, and wait until they have ended."""
@@ -140,7 +145,7 @@ class CellRunner:
         missing = [rank for rank in wanted if rank not in there]
         if missing:
             raise UsageError(
-                f"There is no rank {missing[0]} among the ranks of {self.name}.",
+                f"There is no rank {missing[0]} among the {self.label}.",
                 f"They are {','.join(ranges(there))}.",
             )
         return tuple(wanted or there)
@@ -296,7 +301,7 @@ class CellRunner:
 
     def _taken(self) -> UsageError:
         return UsageError(
-            f"Another kernel has attached to the ranks of {self.name}, and runs their cells now.",
+            f"Another kernel has attached to the {self.label}, and runs their cells now.",
             f"%distributed attach {self.name} takes them back.",
         )
 

@@ -25,6 +25,7 @@ class Past:
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     # those that cells on a rank have assigned
     names: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    failed: frozenset[int] = frozenset()  # cells that raised on a rank
 
     @property
     def at_work(self) -> tuple[int, ...]:
@@ -45,6 +46,7 @@ def take(past: Past, events: Iterable[Event]) -> Past:
     last = past.last
     texts, running = dict(past.texts), dict(past.running)
     ends, names = dict(past.ends), dict(past.names)
+    failed = set(past.failed)
     for one in told:
         if isinstance(one, protocol.CellBegan):
             last = max(last, one.cell)
@@ -56,4 +58,15 @@ def take(past: Past, events: Iterable[Event]) -> Past:
             names[one.rank] = frozenset(one.names)
             if began is not None and began.is_users:
                 ends[one.rank] = replace(one, shown="", value="")
-    return Past(last=last, texts=texts, running=running, ends=ends, names=names)
+            failure = one.ended.failure
+            # A user who interrupts a training keeps what it has done.
+            if failure is not None and failure.type != "KeyboardInterrupt":
+                failed.add(one.cell)
+    return Past(
+        last=last,
+        texts=texts,
+        running=running,
+        ends=ends,
+        names=names,
+        failed=frozenset(failed),
+    )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from distmagic.errors import (
@@ -63,6 +64,15 @@ class Ranks(CellRunner):
         """
         texts = sorted(self._control.past.texts.items())
         return [self._texts.get(cell, text) for cell, text in texts]
+
+    @property
+    def program(self) -> list[str]:
+        """The texts of the cells as parts of a program: one that has failed is a comment."""
+        past = self._control.past
+        return [
+            indent(text, "# ", bool) if cell in past.failed else text
+            for cell, text in zip(sorted(past.texts), self.history, strict=False)
+        ]
 
     @property
     def is_kept(self) -> bool:
@@ -193,7 +203,7 @@ class Ranks(CellRunner):
         where = f"{len(self.state.workers)} on {', '.join(self.hosts)}"
         left = duration(round(self.idle.left_s))
         notice = (
-            f"The ranks of {self.name} ({where}) end in {left}, because no cell runs on them. "
+            f"The {self.label} ({where}) end in {left}, because no cell runs on them. "
             f"%distributed stay {self.name} keeps them."
         )
         if not self._control.is_taken:

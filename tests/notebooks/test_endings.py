@@ -178,7 +178,7 @@ def test_ranks_that_stay_without_a_cell_end_after_their_idle_time(
         assert cause in notebook.fail('ranks["kept"]')
         text = notebook.fail("%%ranks\nkept")
         assert cause in text
-        assert "Lost with the ranks of ranks: kept." in text
+        assert "Lost with the ranks: kept." in text
         assert notebook.run("%%ranks\n1 + 1").endswith("ranks 0-1: 2\n")
         assert "they end in" not in notebook.run("%distributed stay")
     lab.assert_clean()

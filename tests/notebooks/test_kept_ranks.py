@@ -77,7 +77,7 @@ def test_another_kernel_goes_on_with_ranks_that_were_kept(lab: Lab, tmp_path) ->
         third.run(setup)
         third.run("%distributed attach exp")
         assert f"({pids[1]}, [1, 2.0, 2.0, 2.0])" in third.run(SUM)
-        assert third.run("%distributed end exp") == "the ranks of exp have ended\n"
+        assert third.run("%distributed end exp") == "The ranks of exp have ended.\n"
         third.run("%distributed down")
     lab.assert_clean()
 

@@ -38,7 +38,7 @@ def notebook(
     with notebook_on(session_lab, folder, "dm1:2,dm2:2") as made:
         made.pids = made.run(FIRST).splitlines()[-4:]
         yield made
-        assert made.run("%distributed end") == "the ranks of ranks have ended\n"
+        assert made.run("%distributed end") == "The ranks have ended.\n"
 
 
 def still_there(notebook: LiveNotebook) -> None:
@@ -142,6 +142,7 @@ def test_names_follow_the_notebook_until_they_are_the_ranks_own(notebook):
 def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     notebook.run("rate = 0.5\ndef half(x):\n    return x * rate * scale")
     notebook.run("%%ranks\nscale = 1.0\nfirst = half(8)")
+    notebook.fail("%%ranks\nthird = 3\nraise ValueError('by mistake')")
     notebook.run("%%ranks\nsecond = first + 1")
     folder = tmp_path / "out"
     text = notebook.run(f"%%ranks --export torchrun {folder}\nprint('got', second)")
@@ -150,6 +151,7 @@ def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     assert "rate = 0.5" in lines
     assert lines.index("def half(x)") < lines.index("scale = 1.0\nfirst = half(8)")
     assert lines.index("second = first + 1") < lines.index("print('got', second)")
+    assert "\n# third = 3\n# raise ValueError('by mistake')\n" in lines
     assert "got" not in text, "nothing runs"
     still_there(notebook)
 

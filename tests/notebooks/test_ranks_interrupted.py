@@ -166,6 +166,6 @@ while True:
         here("caught")
 """)
     assert "The next interrupt ends them" in text
-    assert "Lost with the ranks of ranks:" in text
+    assert "Lost with the ranks:" in text
     assert "model" in text
     assert notebook.run("%%ranks\n1 + 1").endswith("ranks 0-3: 2\n")

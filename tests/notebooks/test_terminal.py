@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -43,11 +45,12 @@ def typed(ipython: pexpect.spawn, text: str, until: str) -> str:
     )
 
 
-@pytest.mark.quick
-def test_a_cell_and_an_interrupt_in_ipython(tmp_path):
+@pytest.fixture
+def ipython(tmp_path: Path) -> Iterator[pexpect.spawn]:
+    """IPython in a terminal, with the extension loaded; its next cell is the second."""
     env = environment({"TERM": "xterm-256color", "IPYTHONDIR": str(tmp_path)})
     argv = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"]
-    ipython = pexpect.spawn(
+    spawned = pexpect.spawn(
         sys.executable,
         argv,
         cwd=tmp_path,
@@ -57,28 +60,59 @@ def test_a_cell_and_an_interrupt_in_ipython(tmp_path):
         timeout=240,
     )
     try:
-        typed(ipython, "%load_ext distmagic\n", r"In \[2\]: ")
-        text = typed(
-            ipython,
-            "%%distributed --hosts localhost:2\nprint('hel' + 'lo')\n\n\n",
-            r"In \[3\]: ",
-        )
-        assert "[rank 1 localhost] hello\n" in text
-        assert re.search(
-            r"\ndone 100% · 2 ranks on localhost · took .*\nrank  host .*\n +0  localhost  done ",
-            text,
-        )
-        assert re.search(r"\nOut\[2\]: <run [\w-]+: done>\n", text)
-        typed(
-            ipython,
-            "%%distributed --hosts localhost:1\n__import__('time').sleep(print('be' + 'gun') or 99)\n\n\n",
-            "begun",
-        )
-        text = typed(ipython, "\x03", r"In \[4\]: ")
-        assert "\nCancelled: The run was interrupted" in text
-        assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
+        typed(spawned, "%load_ext distmagic\n", r"In \[2\]: ")
+        yield spawned
     finally:
-        ipython.close(force=True)
+        spawned.close(force=True)
+
+
+@pytest.mark.quick
+def test_a_cell_and_an_interrupt_in_ipython(ipython):
+    text = typed(
+        ipython,
+        "%%distributed --hosts localhost:2\nprint('hel' + 'lo')\n\n\n",
+        r"In \[3\]: ",
+    )
+    assert "[rank 1 localhost] hello\n" in text
+    assert re.search(
+        r"\ndone 100% · 2 ranks on localhost · took .*\nrank  host .*\n +0  localhost  done ",
+        text,
+    )
+    assert re.search(r"\nOut\[2\]: <run [\w-]+: done>\n", text)
+    typed(
+        ipython,
+        "%%distributed --hosts localhost:1\n__import__('time').sleep(print('be' + 'gun') or 99)\n\n\n",
+        "begun",
+    )
+    text = typed(ipython, "\x03", r"In \[4\]: ")
+    assert "\nCancelled: The run was interrupted" in text
+    assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
+
+
+def test_ranks_that_stay_their_debugger_and_an_interrupt_in_ipython(ipython):
+    first = "import distmagic, os, time\ncount, rank = 1, int(os.environ['RANK'])"
+    typed(ipython, f"%%ranks --hosts localhost:2\n{first}\n\n\n", r"In \[3\]: ")
+    text = typed(ipython, "%%ranks\ncount += 1\ncount\n\n\n", r"In \[4\]: ")
+    assert "\nranks 0-1: 2\n" in text
+
+    stops = "%%ranks 1\nbreakpoint()\ncount = 7\n\n\n"
+    typed(ipython, stops, r"rank 1 at Cell In\[4\], line 3: \(Pdb\) ")
+    typed(ipython, "p count * 100\n", r"\(Pdb\) 200")
+    typed(ipython, "c\n", r"In \[5\]: ")
+
+    steps = """\
+for step in distmagic.track(range(10**6)):
+    time.sleep(0.03 if rank else 0.01)
+    if step == 5: print('be' + 'gun')
+"""
+    typed(ipython, f"%%ranks\n{steps}\n\n", "begun")
+    text = typed(ipython, "\x03", r"In \[6\]: ")
+    assert "Cancelled: The cell was interrupted. Its ranks stay" in text
+    stopped = re.search(r"Stopped after iteration (\d+) on all ranks", text)
+    assert stopped is not None
+    at = int(stopped[1]) - 1
+    text = typed(ipython, "ranks['step'], ranks['count']\n", r"In \[7\]: ")
+    assert f"([{at}, {at}], [2, 7])" in text
 
 
 def test_a_script_without_a_terminal(tmp_path):

@@ -220,14 +220,18 @@ def test_osmo(tmp_path):
 def test_explore(tmp_path):
     cells = executed(EXPLORE, tmp_path)
     assert text_of(cells[2]).endswith("ranks 0-3: 60\n")
-    spike = text_of(cell_with(cells, "first = next("))
-    assert "rank 2: 40\n" in spike
+    spike = text_of(cell_with(cells, "breakpoint()"))
+    assert "somebody typed q, or nobody can type in this run" in spike
     assert "keep their old class" not in spike
-    assert text_of(cell_with(cells, "explore.py")) == "5 cells\n"
+    found = text_of(cell_with(cells, 'ranks["step"], ['))
+    assert found.startswith("([59, 59, 40, 59], [")
+    assert "Exported to" in text_of(cell_with(cells, "--export torchrun explore"))
     assert "ranks 0-3: (4, 60, 5)" in text_of(cell_with(cells, "total = torch.ones"))
     assert solved_all(cells)
-    script = (tmp_path / "explore.py").read_text()
+    script = (tmp_path / "explore" / "program" / "cell.py").read_text()
     assert "losses = fit(0.02)" in script
+    assert "#         breakpoint()\n" in script
+    assert script.index("def fit(lr)") < script.index("losses = fit(0.02)")
 
 
 def test_mnist_from_one_process_to_many(tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distmagic.comparison.compare import Comparison
 from distmagic.comparison.summary import RunSummary, summary
 from distmagic.outcome import shown
+from distmagic.screens import reloaded_pages
 from distmagic.state.model import RunState
 
 if TYPE_CHECKING:
@@ -27,11 +28,26 @@ class CellRuns:
 
     def __init__(self, execution: object) -> None:
         self.execution = execution
+        self.cell_id = reloaded_pages.cell_id()
         self.display_id = ""
         self.view_id = secrets.token_hex(8)
         self.board: Board | None = None
         self.is_busy = True
         self._over: list[RunSummary] = []
+
+    def is_replaced_by(self, other: CellRuns) -> bool:
+        """Whether `other` is a later execution of the same cell, so that the page has cleared this
+        output.
+        """
+        executions = {self.execution, other.execution}
+        is_same_cell = bool(self.cell_id) and self.cell_id == other.cell_id
+        return is_same_cell and len(executions - {None}) == 2
+
+    def close(self) -> None:
+        """Close its view, so that no page shows it any more."""
+        board, self.board = self.board, None
+        if board is not None:
+            board.close()
 
     def add(self, state: RunState) -> None:
         """Record a finished run."""

@@ -37,7 +37,7 @@ WHILE_RUNNING = "This was saved during the run; its outcome was not saved."
 _PAGE_S = 5.0
 AT_FIRST = "This text is replaced during the run."
 
-_ended: deque[Board] = deque()
+_ended: deque[CellRuns] = deque()
 
 
 def _ask(question: str) -> str:
@@ -118,7 +118,7 @@ class NotebookScreen(Screen):
             return
         board.finish(state, html, text)
         self._cell.board = board
-        _ended.append(board)
+        _ended.append(self._cell)
         if len(_ended) > _KEPT_VIEWS:
             _ended.popleft().close()
 
@@ -162,14 +162,14 @@ class NotebookScreen(Screen):
 
     def _open(self, state: RunState) -> None:
         self._begin_cell()
-        before, self._cell.board = self._cell.board, None
-        if before is None:
+        if self._cell.board is None:
             # At once: the first widget of a kernel takes 0.2 s.
             self._publish(state, is_over=False, is_first=True)
-        elif before in _ended:
-            # The view of the cell's previous run is replaced.
-            _ended.remove(before)
-            before.close()
+        for ended in tuple(_ended):
+            if ended is self._cell or ended.is_replaced_by(self._cell):
+                # A page that is loaded within half a second has not reported that it was cleared.
+                _ended.remove(ended)
+                ended.close()
         try:
             self._board = self._make_board(self._cell.view_id)
             self._board.is_in_background = self._in_background

@@ -258,7 +258,7 @@ def test_a_reload_brings_back_nothing_that_was_cleared_or_replaced(tmp_path, not
         page.run_cell(RUN)
         page.wait_text(RUN, "^something else")
         wait_until(lambda: live(page).count() == 0, "no view")
-        closed = "from distmagic.screens import notebook\n[one._is_closed for one in notebook._ended]"
+        closed = "from distmagic.screens import notebook\n[one.board._is_closed for one in notebook._ended]"
         write(page, NEXT, closed)
         wait_until(
             lambda: "False" not in answer(page, NEXT), "the kernel to have heard of it"

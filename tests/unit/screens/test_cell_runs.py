@@ -122,6 +122,20 @@ def test_another_cell_has_an_output_of_its_own(cell, monkeypatch):
     assert len(cell.outputs) == 2
 
 
+def test_a_cell_that_is_executed_again_closes_its_own_view_alone(cell, monkeypatch):
+    """The page has cleared the output, and may be loaded anew before it has reported that."""
+    for execution, (cell_id, closed) in enumerate(
+        [("a", []), ("b", [False]), ("a", [False, False]), ("", [True, False, False])]
+    ):
+        monkeypatch.setattr(cell_runs, "_execution", lambda number=execution: number)
+        monkeypatch.setattr(cell_runs.reloaded_pages, "cell_id", lambda: cell_id)  # noqa: B023
+        assert [one.is_closed for one in cell.boards] == closed
+        cell.finish(cell.begin("f(0)"), "f(0)")
+    assert [one.is_closed for one in cell.boards] == [True, False, False, False]
+    cell.finish(cell.begin("f(0)", in_background=True), "f(0)")
+    assert [one.is_closed for one in cell.boards] == [True, False, False, False, False]
+
+
 def test_outside_of_a_notebook_no_two_runs_are_of_one_cell():
     assert cell_runs._execution() is None
     assert cell_runs.begin() is not cell_runs.begin()

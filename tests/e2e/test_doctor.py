@@ -6,6 +6,9 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -292,37 +295,92 @@ def test_who_can_not_dial_whom_is_found(lab, spoil, expected, words):
     print(report, report.took_s)
 
 
-def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(lab, tmp_path):
-    """Plain torchrun waits ten minutes for a host that refuses it. The doctor names that host meanwhile."""
-    first, *_ = lab.hosts
-    first.close_ports("reject with tcp reset", but=(22,))
-    words = (
-        f"-m torch.distributed.run --nnodes 2 --master-addr {first.address} --node-rank"
-    )
-    begun, logs = [], [tmp_path / str(number) for number in range(2)]
-    start = time.monotonic()
+PROGRAM = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1 << 20))
+print("done", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """Plain torchrun on two hosts, as it is started by hand."""
+
+    nodes: tuple[subprocess.Popen[bytes], ...]
+    logs: tuple[Path, ...]
+
+    def lines(self) -> list[str]:
+        """What it has said so far; that a client has no name is said as a host of the lab has no name server."""
+        said = [line for log in self.logs for line in log.read_text().splitlines()]
+        return [line for line in said if "hostname of the client" not in line]
+
+    def codes(self) -> list[int | None]:
+        return [node.poll() for node in self.nodes]
+
+
+@contextmanager
+def by_hand(first: LabHost, other: LabHost, folder: Path) -> Iterator[Torchrun]:
+    """Run a program of two ranks that sum, as the shells of two hosts would; the first has the rendezvous."""
+    nodes, logs = [], []
+    words = f"python3 -m torch.distributed.run --nnodes 2 --master-addr {first.address} --node-rank"
     try:
-        for number, log in enumerate(logs):
-            torchrun = ["python3", *words.split(), str(number), "/dev/null"]
-            command = lab.hosts[number].command(torchrun)
-            with log.open("wb") as file:
-                begun.append(subprocess.Popen(command, stdout=file, stderr=file))
+        for number, host in enumerate((first, other)):
+            program = host.home / "program.py"
+            program.write_text(PROGRAM)
+            shell = f"[ ! -e ~/.bashrc ] || . ~/.bashrc; exec {words} {number} /home/node/program.py"
+            logs.append(folder / str(number))
+            with logs[-1].open("wb") as file:
+                argv = host.command(["env", "HOME=/home/node", "bash", "-c", shell])
+                nodes.append(subprocess.Popen(argv, stdout=file, stderr=file))
+        yield Torchrun(nodes=tuple(nodes), logs=tuple(logs))
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (refused_port, FROM_FIRST),
+        (no_port, FROM_FIRST),
+        (one_way, FROM_FIRST),
+        (torchs_port, ("warning", "dm2", "dialled from dm1 at 29500")),
+    ],
+)
+def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(
+    lab, tmp_path, spoil, finding
+):
+    """Plain torchrun waits for minutes in silence. The doctor names host, evidence and cure meanwhile."""
+    spoil(lab)
+    start = time.monotonic()
+    with by_hand(lab.hosts[1], lab.hosts[0], tmp_path) as torchrun:
         examining = time.monotonic()
         report = examined(lab)
         took_s = time.monotonic() - examining
         until_s = start + 10 * took_s
         wait_until(lambda: time.monotonic() > until_s, "its time", 10 * took_s + HANG_S)
-        lines = logs[1].read_text().splitlines()
-        # A host of the lab has no name server.
-        assert [one for one in lines if "hostname of the client" not in one] == []
-        assert [one.poll() for one in begun] == [None, None]
-    finally:
-        for one in begun:
-            one.kill()
-            one.wait()
-    assert {(one.level, one.host) for one in report.findings} == {("error", "dm1")}
-    assert "no other host can dial it" in repr(report)
-    assert "iptables -I INPUT" in repr(report)
+        assert torchrun.lines() == []
+        assert torchrun.codes() == [None, None]
+    assert finding in of(report)
+    assert all(one.evidence and one.cure for one in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check"),
+    [(loopback, "own name"), (small_memory, "/dev/shm"), (wrong_clock, "clock")],
+)
+def test_what_torchrun_never_has_a_word_of_is_found(lab, tmp_path, spoil, check):
+    """A program without a loader of data, logs to compare or a longer way ends well, and the next one does not."""
+    spoil(lab)
+    with by_hand(lab.hosts[1], lab.hosts[0], tmp_path) as torchrun:
+        report = examined(lab)
+        wait_until(lambda: None not in torchrun.codes(), "torchrun to end")
+        assert (torchrun.codes(), torchrun.lines()) == ([0, 0], ["done", "done"])
+    assert ("warning", "dm2", check) in of(report)
+    assert all(one.evidence and one.cure for one in report.findings)
 
 
 # ---- in a terminal

@@ -19,6 +19,8 @@ from distmagic import sanitize
 class DistmagicError(Exception):
     """Base class of all errors of distmagic: a message, and a hint with the cure."""
 
+    topic = ""  # the page of the manual that has more about such errors
+
     def __init__(self, message: str, hint: str = "") -> None:
         self.message = sanitize.lines(message)  # it may contain text from a host
         self.hint = sanitize.lines(hint)
@@ -34,6 +36,8 @@ class DistmagicError(Exception):
         lines = [f"{type(self).__name__}: {self.message}"]
         if self.hint:
             lines.append(self.hint)
+        if self.topic and "%distributed help" not in self.hint:
+            lines.append(f"More: %distributed help {self.topic}")
         return lines
 
 
@@ -48,6 +52,8 @@ class NoResult(UsageError, KeyError):
 class PayloadError(DistmagicError):
     """The function, or a value that it uses, can't be sent to the hosts."""
 
+    topic = "cell"
+
 
 class PayloadTooLarge(PayloadError):
     """The data to send exceeds the limit; the message names the largest variables."""
@@ -60,6 +66,7 @@ class HostError(DistmagicError):
     """
 
     step = ""
+    topic = "troubles"
 
     def __init__(self, host: str, message: str, hint: str = "") -> None:
         super().__init__(f"{host}: {message}", hint)
@@ -81,6 +88,8 @@ class AuthenticationError(HostError):
 class PreflightError(HostError):
     """The host was reached but can't run the job: Python, torch, disk, a directory."""
 
+    topic = "packages"
+
 
 class AllocationEnded(DistmagicError):
     """The scheduler's job that held the hosts has ended: by its time limit, by scancel, or because
@@ -90,6 +99,8 @@ class AllocationEnded(DistmagicError):
 
 class HostErrors(DistmagicError):
     """Several hosts can't be used; `errors` holds one error for each."""
+
+    topic = "troubles"
 
     def __init__(self, errors: tuple[DistmagicError, ...]) -> None:
         self.errors = errors
@@ -179,13 +190,19 @@ def _own_line(traceback: str) -> list[str]:
 class RendezvousFailed(RunError):
     """The nodes did not meet in the rendezvous; the message names the missing ones."""
 
+    topic = "rendezvous"
+
 
 class NodeLost(RunError):
     """The agent on a host, or the connection to it, ended while its ranks were running."""
 
+    topic = "troubles"
+
 
 class Hung(RunError):
     """No rank advanced for `--hang-timeout`. The message shows where the ranks were."""
+
+    topic = "troubles"
 
 
 class TimedOut(RunError):

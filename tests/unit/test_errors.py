@@ -2,7 +2,9 @@
 
 import pytest
 
+from distmagic import errors
 from distmagic.errors import WorkerFailed
+from distmagic.notebook import help_pages
 
 CELL = """\
 Traceback (most recent call last):
@@ -52,3 +54,16 @@ def test_the_error_box_shows_the_innermost_line_of_the_users_own(traceback, own)
         "WorkerFailed: rank 1 (gpu-a, local_rank 1) raised TypeError: no", *own, "Its whole output: run.logs(1).",
     ]  # fmt: skip
     assert traceback.rstrip() in str(error)
+
+
+def test_the_error_box_names_the_page_of_the_manual_once():
+    error = errors.Unreachable("gpu-a", "the name is unknown", "getent hosts gpu-a")
+    assert error._render_traceback_()[1:] == [
+        "getent hosts gpu-a",
+        "More: %distributed help troubles",
+    ]
+    named = errors.PayloadError("too large", "See %distributed help files.")
+    assert named._render_traceback_()[1:] == ["See %distributed help files."]
+    kinds = [one for one in vars(errors).values() if isinstance(one, type)]
+    named = {one.topic for one in kinds if issubclass(one, errors.DistmagicError)}
+    assert named - {""} <= {*help_pages.topics()}

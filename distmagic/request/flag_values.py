@@ -215,7 +215,8 @@ def variable_name(text: str, where: str) -> str:
     """Return the name of a variable of the notebook. Raises `UsageError` naming `where`."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise UsageError(
-            f"{where} {text!r} is not a variable's name.", f"Write {where} run."
+            f"{where} {text!r} can't be the name of a variable in Python.",
+            f"Write {where} run.",
         )
     return text
 

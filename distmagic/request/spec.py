@@ -302,7 +302,8 @@ def _check_env(env: Pairs) -> None:
     for name, value in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
-                f"--env {name!r} is not a variable's name.", "Write --env NAME=VALUE."
+                f"--env {name!r}: the name of a variable has letters, digits and _, and no digit first.",
+                "Write --env NAME=VALUE.",
             )
         if name in TORCHRUN_VARIABLES:
             raise UsageError(

@@ -357,5 +357,8 @@ class OneRank:
 
 def _name(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} is not a variable's name.", 'Write ranks["loss"].')
+        raise UsageError(
+            f"{name!r} can't be the name of a variable in Python.",
+            'Write ranks["loss"].',
+        )
     return name

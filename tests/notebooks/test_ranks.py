@@ -277,7 +277,7 @@ def test_what_is_no_value_is_named(notebook):
     assert "rank 0 (dm1, local_rank 0) left no result" in text
     text = notebook.fail('ranks["alone"]')
     assert "raised NameError: name 'alone' is not defined" in text
-    assert "'a.b' is not a variable's name" in notebook.fail('ranks["a.b"]')
+    assert "'a.b' can't be the name of a variable" in notebook.fail('ranks["a.b"]')
     assert "There is no rank 4" in notebook.fail("ranks[4]")
     text = notebook.fail('import threading\nranks["lock"] = threading.Lock()')
     assert "PayloadError" in text

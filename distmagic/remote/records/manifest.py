@@ -109,7 +109,7 @@ def checked(path: str) -> str:
     """
     if not is_inside(path):
         raise ValueError(
-            f"{path[:200]!r} is not a path inside the folder: it begins with /, or has an empty, . or .. part, or a "
-            "zero byte"
+            f"{path[:200]!r} is refused: a path in the folder does not begin with /, and has no part .. or ., no empty "
+            "part and no zero byte"
         )
     return path

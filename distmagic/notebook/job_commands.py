@@ -104,19 +104,17 @@ def debug(line: CommandLine) -> None:
 def _stayed(line: CommandLine, command: str) -> Ranks:
     """Return the ranks that stay under the line's name, or the only ones. Raises `UsageError`."""
     there = line.notebook.ranks
-    known = ", ".join(there) or "there are none"
+    hint = f"Those that stay: {', '.join(there)}."
+    if not there:
+        hint = "The ranks of a run end with it; those of a %%ranks cell stay."
     names = line.words or tuple(there)
     if len(names) != 1:
         raise UsageError(
-            f"%distributed {command} needs the name of ranks that stay.",
-            f"Those that stay: {known}.",
+            f"%distributed {command} needs the name of ranks that stay.", hint
         )
     (name,) = names
     if name not in there:
-        raise UsageError(
-            f"This notebook has no ranks called {name} that stay.",
-            f"Those that do: {known}.",
-        )
+        raise UsageError(f"This notebook has no ranks called {name} that stay.", hint)
     return there[name]
 
 

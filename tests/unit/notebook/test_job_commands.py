@@ -205,6 +205,9 @@ def test_clean_alone_removes_nothing_and_tells_what_all_would_leave(
         "attach",
         "logs busy 0 1",
         "logs busy x",
+        "debug --rank 2",
+        "debug busy",
+        "end exp",
     ],
 )
 def test_a_wrong_command_about_jobs(jobs, line, golden):

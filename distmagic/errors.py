@@ -36,7 +36,7 @@ class DistmagicError(Exception):
         lines = [f"{type(self).__name__}: {self.message}"]
         if self.hint:
             lines.append(self.hint)
-        if self.topic and "%distributed help" not in self.hint:
+        if self.topic and "%distributed help" not in str(self):
             lines.append(f"More: %distributed help {self.topic}")
         return lines
 
@@ -87,8 +87,6 @@ class AuthenticationError(HostError):
 
 class PreflightError(HostError):
     """The host was reached but can't run the job: Python, torch, disk, a directory."""
-
-    topic = "packages"
 
 
 class AllocationEnded(DistmagicError):

@@ -48,7 +48,7 @@ def of_cell(
     execution. Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
-    if "get_ipython()" in plan.text:
+    if "get_ipython" in names_wanted(plan):
         raise NoProgram("it has magics of IPython")
     if plan.call is not None:
         for statement in plan.local:

@@ -232,7 +232,7 @@ class Magics:
         except cell_script.NoProgram as no_program:
             if request.stay is not None:
                 raise UsageError(
-                    f"The cells of {request.stay} are not one program: {no_program.why}.",
+                    f"The cells of the ranks called {request.stay} are not one program: {no_program.why}.",
                     "Define what is missing in a cell of the ranks.",
                 ) from None
             with closing(asker_of(self.shell)) as asker:

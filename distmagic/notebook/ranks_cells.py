@@ -15,7 +15,7 @@ from distmagic.notebook import run_names
 from distmagic.notebook.settings import Notebook
 from distmagic.remote.values.call import is_of_user
 from distmagic.remote.wire.clipping import LEFT_OUT
-from distmagic.render.quantities import duration
+from distmagic.render.quantities import duration, plural
 from distmagic.request import flags
 from distmagic.request.cells.cell import CellPlan
 
@@ -132,9 +132,12 @@ def whole_text(notebook: Notebook, name: str, cell: str) -> str:
     """
     ranks = notebook.ranks.get(name)
     before = ranks.program if ranks is not None else []
+    if failed := sum(one.startswith("# ") for one in before):
+        cells = plural(failed, "failed cell")
+        notebook.say(f"{cells} left out: comments in the program have the text.")
     if any(LEFT_OUT.search(one) for one in before):
         raise UsageError(
-            f"A cell of {name} is too long: this kernel does not have all of its text.",
+            f"A cell of the ranks called {name} is too long: this kernel does not have all of its text.",
             "Export the ranks from the kernel that ran it.",
         )
     return "\n\n".join(one.rstrip() for one in [*before, cell])

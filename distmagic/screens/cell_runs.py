@@ -68,6 +68,11 @@ class CellRuns:
 _last: CellRuns | None = None
 
 
+def alone() -> CellRuns:
+    """Return an output of the current cell for one run, such as a run in the background."""
+    return CellRuns(_execution())
+
+
 def begin() -> CellRuns:
     """Return the runs of the current cell, in which one more starts."""
     global _last  # noqa: PLW0603  # a kernel executes one cell at a time

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from distmagic import render
@@ -64,7 +65,7 @@ class NotebookScreen(Screen):
         """A background run has no lines for a log, and shares its output with no other run."""
         self._make_board = make_board
         self._in_background = in_background
-        self._cell = CellRuns(None)
+        self._cell = cell_runs.alone()
         self._board: Board | None = None
         self._has_cell = False
         self._next_s = 0.0
@@ -168,7 +169,8 @@ class NotebookScreen(Screen):
         for ended in tuple(_ended):
             if ended is self._cell or ended.is_replaced_by(self._cell):
                 # A page that is loaded within half a second has not reported that it was cleared.
-                _ended.remove(ended)
+                with suppress(ValueError):  # a run in the background has ended just now
+                    _ended.remove(ended)
                 ended.close()
         try:
             self._board = self._make_board(self._cell.view_id)

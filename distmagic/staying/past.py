@@ -25,7 +25,7 @@ class Past:
     ends: Mapping[int, protocol.CellEnded] = field(default_factory=dict)
     # those that cells on a rank have assigned
     names: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    failed: frozenset[int] = frozenset()  # cells that raised on a rank
+    failed: frozenset[int] = frozenset()  # cells that raised or exited on a rank
 
     @property
     def at_work(self) -> tuple[int, ...]:
@@ -58,9 +58,8 @@ def take(past: Past, events: Iterable[Event]) -> Past:
             names[one.rank] = frozenset(one.names)
             if began is not None and began.is_users:
                 ends[one.rank] = replace(one, shown="", value="")
-            failure = one.ended.failure
-            # A user who interrupts a training keeps what it has done.
-            if failure is not None and failure.type != "KeyboardInterrupt":
+            # Not an interrupt: a user who stops a training keeps what it has done.
+            if one.ended.outcome in ("raised", "exited"):
                 failed.add(one.cell)
     return Past(
         last=last,

@@ -170,7 +170,7 @@ class Ranks(CellRunner):
         if chosen is None or outcomes.get(chosen, "returned") == "returned":
             where = "No rank has" if chosen is None else f"Rank {chosen} has not"
             raise UsageError(
-                f"{where} failed in the last cell of {self.name}.",
+                f"{where} failed in the last cell of the {self.label}.",
                 f"Ranks that have: {','.join(ranges(raised)) or 'none'}.",
             )
         name = f"{self.name}: debug"
@@ -236,7 +236,7 @@ class Ranks(CellRunner):
         self._is_out_of_step = bool(out_of_step.notice(self._last_ends))
         self._sent.clear()
         if ranks := past.at_work:
-            where = f"Ranks {','.join(ranges(ranks))} of {self.name}"
+            where = f"Of the {self.label}, {','.join(ranges(ranks))}"
             print(f"{where} still run a cell, which is shown to its end.")  # noqa: T201
             is_cell = past.running[ranks[0]].is_users
             # Ranks that ended the cell while no kernel was there to report it to the others.

@@ -152,6 +152,7 @@ def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     assert lines.index("def half(x)") < lines.index("scale = 1.0\nfirst = half(8)")
     assert lines.index("second = first + 1") < lines.index("print('got', second)")
     assert "\n# third = 3\n# raise ValueError('by mistake')\n" in lines
+    assert "1 failed cell left out: comments in the program have the text." in text
     assert "got" not in text, "nothing runs"
     still_there(notebook)
 

@@ -64,6 +64,8 @@ def test_the_error_box_names_the_page_of_the_manual_once():
     ]
     named = errors.PayloadError("too large", "See %distributed help files.")
     assert named._render_traceback_()[1:] == ["See %distributed help files."]
+    several = errors.HostErrors((error, named))
+    assert several._render_traceback_()[1:] == []
     kinds = [one for one in vars(errors).values() if isinstance(one, type)]
     named = {one.topic for one in kinds if issubclass(one, errors.DistmagicError)}
     assert named - {""} <= {*help_pages.topics()}

@@ -216,8 +216,17 @@ def main(_: list[str]) -> None:
     os.close(null)
     folder = Path(listener.getsockname()).parent
     pid = os.getpid()
-    # Slurm ends an allocation by it, and a host that is switched off. No child inherits it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def end(*_: object) -> None:
+        """Leave nothing behind, as after `run`; a child that tries an import has nothing."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.getpid() == pid:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + signal.SIGTERM)
+
+    # Slurm ends an allocation by it, and so does a host that is switched off.
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
     try:
         settings = json.loads(os.environ.pop(template_client.SETTINGS))
         # This variable is not for jobs; forked processes get their own.

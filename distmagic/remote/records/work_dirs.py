@@ -324,12 +324,19 @@ class _Directory:
 
     def users(self, but: str = "") -> list[str]:
         """Return the jobs that use it, except `but`."""
-        found = []
+        return sorted({mark.name.partition(".")[0] for mark in self._marks(but)})
+
+    def is_half(self, but: str) -> bool:
+        """Whether a job except `but` writes files into it, or was killed while it did."""
+        with suppress(FileNotFoundError):  # just removed
+            return any(mark.read_text().endswith(_COMING) for mark in self._marks(but))
+        return False
+
+    def _marks(self, but: str) -> Iterator[Path]:
         for mark in places.matching(self.about / "users", "*"):
             job, node, host = [*mark.name.split(".", 2), "", ""][:3]
             if job != but and _is_alive(mark, job, node, host):
-                found.append(job)
-        return sorted(set(found))
+                yield mark
 
 
 def _in_words(stay: Sequence[str]) -> str:
@@ -389,7 +396,10 @@ def _free_directory(work: WorkDir, job: str, node_rank: int) -> tuple[_Directory
             work.is_fresh
             or (
                 work.manifest
-                and work.manifest != last_brought(directory.about).manifest
+                and (
+                    work.manifest != last_brought(directory.about).manifest
+                    or directory.is_half(job)
+                )
             )
         ):
             leave(directory.path, job, node_rank)

@@ -132,8 +132,17 @@ def test_a_cell_that_is_executed_again_closes_its_own_view_alone(cell, monkeypat
         assert [one.is_closed for one in cell.boards] == closed
         cell.finish(cell.begin("f(0)"), "f(0)")
     assert [one.is_closed for one in cell.boards] == [True, False, False, False]
-    cell.finish(cell.begin("f(0)", in_background=True), "f(0)")
-    assert [one.is_closed for one in cell.boards] == [True, False, False, False, False]
+
+
+def test_a_run_in_the_background_is_replaced_by_the_next_execution_of_its_cell(
+    cell, monkeypatch
+):
+    monkeypatch.setattr(cell_runs.reloaded_pages, "cell_id", lambda: "a")
+    for execution in range(2):
+        monkeypatch.setattr(cell_runs, "_execution", lambda number=execution: number)
+        cell.finish(cell.begin("f(0)", in_background=True), "f(0)")
+        cell.finish(cell.begin("f(1)", in_background=True), "f(1)")
+    assert [one.is_closed for one in cell.boards] == [True, True, False, False]
 
 
 def test_outside_of_a_notebook_no_two_runs_are_of_one_cell():

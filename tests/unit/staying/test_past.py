@@ -36,20 +36,18 @@ def test_it_has_texts_names_and_the_last_ends_of_the_users_cells():
     assert past.running == {}
 
 
-def test_cells_that_raised_have_failed_and_interrupted_ones_have_not():
-    def raised(cell: int, rank: int, kind: str) -> p.CellEnded:
-        failure = p.Failure(type=kind, message="", traceback="")
-        end = p.Ended(
-            rank=rank, restart=0, outcome="raised", failure=failure, result_bytes=0
-        )
+def test_cells_that_raised_or_exited_have_failed_and_interrupted_ones_have_not():
+    def broke(cell: int, rank: int, outcome: str) -> p.CellEnded:
+        end = p.Ended(rank=rank, restart=0, outcome=outcome, code=1)
         return p.CellEnded(cell=cell, rank=rank, ended=end)
 
     past = told(
-        began(1, 0), began(1, 1), ended(1, 0), raised(1, 1, "ValueError"),
-        began(2, 0), raised(2, 0, "KeyboardInterrupt"),
+        began(1, 0), began(1, 1), ended(1, 0), broke(1, 1, "raised"),
+        began(2, 0), broke(2, 0, "signalled"),
         began(3, 0), ended(3, 0),
+        began(4, 0), broke(4, 0, "exited"),
     )  # fmt: skip
-    assert past.failed == {1}
+    assert past.failed == {1, 4}
 
 
 def test_nodes_tell_in_any_order_and_a_cell_may_still_run():

@@ -130,7 +130,7 @@ def test_a_kernel_that_attaches_can_interrupt_the_cell_that_still_runs(capsys):
         hosts.begin(7, rank)
     screen = InterruptedScreen()
     ranks.take_over(screen)
-    assert "Ranks 0-1 of exp still run a cell" in capsys.readouterr().out
+    assert "Of the ranks of exp, 0-1 still run a cell" in capsys.readouterr().out
     of_cell = [one for one in hosts.asked if one.cell == 7]
     assert of_cell[1:] == [
         p.ParkAtStep(cell=7, ranks=BOTH),

@@ -492,6 +492,27 @@ def test_a_job_that_died_holds_nothing(project, home, monkeypatch):
     assert mark.with_name("far.0.another-host").exists(), "it may be there again"
 
 
+def test_files_of_a_job_that_died_while_it_wrote_them_are_in_no_run_of_the_earlier_files(
+    project, home, monkeypatch
+):
+    write(project, a="1", b="1")
+    before = work_of(project, home)
+    prepared(before)
+    write(project, a="2", b="2")
+    after, died = work_of(project, home), RuntimeError("no power")
+
+    def loses_power(self: work_sync.FileSync, sha256: str) -> list[str]:
+        (home / "work" / NAME / "a").write_text("2")
+        raise died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work_sync.FileSync, "bring", loses_power)
+        patched.setattr(work_dirs, "leave", lambda *_: None)
+        with pytest.raises(RuntimeError):
+            work_dirs.prepare(after, "died", 0)
+    assert there(prepared(before, "next")) == {"a": "1", "b": "1"}
+
+
 @pytest.mark.parametrize("has_files", [True, False])
 def test_a_job_that_marked_a_directory_and_died_before_it_was_made_stops_no_other(
     project, home, has_files

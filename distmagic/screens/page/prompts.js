@@ -59,6 +59,11 @@ export class Prompts {
     row.input.value = '';
   }
 
+  // A run that is over asks nobody.
+  close() {
+    for (const [rank, row] of this.rows) this.remove(rank, row);
+  }
+
   remove(rank, row) {
     if (this.rows.get(rank) === row) this.rows.delete(rank);
     row.node.remove();

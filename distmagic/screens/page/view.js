@@ -47,6 +47,7 @@ class View {
     scroll.onclick = ({ target }) => this.chooseRow(target.closest('tr'));
     this.watch('run', run => this.controls.update(run));
     this.watch('run', run => this.log.update(run));
+    this.watch('run', run => run.is_over && this.prompts.close());
     this.watch('final', final => final.html && writeIntoDocument(model, final));
     this.kernel = model.widget_manager?.kernel;
     this.onStatus = (_, status) => ENDED.includes(status) && this.tellOfEnd();

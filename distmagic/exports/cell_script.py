@@ -48,7 +48,10 @@ def of_cell(
     execution. Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
-    if "get_ipython" in names_wanted(plan):
+    names = (
+        node for node in ast.walk(ast.parse(plan.text)) if isinstance(node, ast.Name)
+    )
+    if any(node.id == "get_ipython" for node in names):
         raise NoProgram("it has magics of IPython")
     if plan.call is not None:
         for statement in plan.local:

@@ -257,7 +257,7 @@ def _head_and_table(state: RunState) -> Traits:
         "can_detach": not state.detached_by and not state.terms.stays,
         "is_over": state.is_over or bool(state.seen_unix_s),
     }
-    prompts = [] if state.is_over else render.prompts(state)
+    prompts = [] if run["is_over"] else render.prompts(state)
     return {"run": run, "head": head, "table": table, "prompts": prompts}
 
 

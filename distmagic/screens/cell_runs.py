@@ -26,7 +26,7 @@ class CellRuns:
     output.
     """
 
-    def __init__(self, execution: object) -> None:
+    def __init__(self, execution: tuple[int, str] | None) -> None:
         self.execution = execution
         self.cell_id = reloaded_pages.cell_id()
         self.display_id = ""
@@ -39,9 +39,11 @@ class CellRuns:
         """Whether `other` is a later execution of the same cell, so that the page has cleared this
         output.
         """
-        executions = {self.execution, other.execution}
-        is_same_cell = bool(self.cell_id) and self.cell_id == other.cell_id
-        return is_same_cell and len(executions - {None}) == 2
+        if not self.cell_id or self.cell_id != other.cell_id:
+            return False
+        if self.execution is None or other.execution is None:
+            return False
+        return self.execution < other.execution
 
     def close(self) -> None:
         """Close its view, so that no page shows it any more."""
@@ -84,9 +86,10 @@ def begin() -> CellRuns:
     return last
 
 
-def _execution() -> object:
+def _execution() -> tuple[int, str] | None:
     """Return a unique key of this execution of a cell, None outside of a notebook."""
     parent = getattr(shown.shell(), "get_parent", None)
     if parent is None:
         return None
-    return shown.cell_number(), parent().get("header", {}).get("msg_id")
+    message = parent().get("header", {}).get("msg_id")
+    return shown.cell_number() or 0, str(message)

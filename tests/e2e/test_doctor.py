@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -314,12 +314,27 @@ class Torchrun:
     logs: tuple[Path, ...]
 
     def lines(self) -> list[str]:
-        """What it has said so far; that a client has no name is said as a host of the lab has no name server."""
-        said = [line for log in self.logs for line in log.read_text().splitlines()]
+        """What it has said until its program was done; a host of the lab has no name server for names of clients."""
+        said = []
+        for log in self.logs:
+            before, done, _ = log.read_text().partition("done\n")
+            said += (before + done).splitlines()
         return [line for line in said if "hostname of the client" not in line]
 
     def codes(self) -> list[int | None]:
         return [node.poll() for node in self.nodes]
+
+
+def _has_ended(
+    hosts: Sequence[LabHost], nodes: Sequence[subprocess.Popen[bytes]]
+) -> bool:
+    """End what the program's processes are on hosts; whether all of them have ended."""
+    for host in hosts:
+        for one in host.processes():
+            if one.cmdline[-1:] == ("/home/node/program.py",):
+                with suppress(ProcessLookupError):
+                    os.kill(one.outer_pid, signal.SIGKILL)
+    return all(node.poll() is not None for node in nodes)
 
 
 @contextmanager
@@ -338,12 +353,7 @@ def by_hand(first: LabHost, other: LabHost, folder: Path) -> Iterator[Torchrun]:
                 nodes.append(subprocess.Popen(argv, stdout=file, stderr=file))
         yield Torchrun(nodes=tuple(nodes), logs=tuple(logs))
     finally:
-        for host in (first, other):
-            for one in host.processes():
-                if one.cmdline[-1:] == ("/home/node/program.py",):
-                    os.kill(one.outer_pid, signal.SIGKILL)
-        for node in nodes:
-            node.wait()
+        wait_until(lambda: _has_ended((first, other), nodes), "torchrun to end")
 
 
 @pytest.mark.parametrize(
@@ -360,12 +370,12 @@ def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(
 ):
     """Plain torchrun waits for minutes in silence. The doctor names host, evidence and cure meanwhile."""
     spoil(lab)
-    start = time.monotonic()
+    examining = time.monotonic()
+    report = examined(lab)
+    until_s = (took_s := time.monotonic() - examining) * 10
+    # After it, because both listen at torchrun's port.
     with by_hand(lab.hosts[1], lab.hosts[0], tmp_path) as torchrun:
-        examining = time.monotonic()
-        report = examined(lab)
-        took_s = time.monotonic() - examining
-        until_s = start + 10 * took_s
+        until_s += time.monotonic()
         wait_until(lambda: time.monotonic() > until_s, "its time", 10 * took_s + HANG_S)
         assert torchrun.lines() == []
         assert torchrun.codes() == [None, None]
@@ -380,8 +390,8 @@ def test_it_takes_a_tenth_of_the_time_in_which_torchrun_has_no_word(
 def test_what_torchrun_never_has_a_word_of_is_found(lab, tmp_path, spoil, check):
     """A small program succeeds, so that torchrun prints nothing. A larger one fails."""
     spoil(lab)
+    report = examined(lab)
     with by_hand(lab.hosts[1], lab.hosts[0], tmp_path) as torchrun:
-        report = examined(lab)
         wait_until(lambda: None not in torchrun.codes(), "torchrun to end")
         assert (torchrun.codes(), torchrun.lines()) == ([0, 0], ["done", "done"])
     assert ("warning", "dm2", check) in of(report)

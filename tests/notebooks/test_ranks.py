@@ -141,11 +141,13 @@ def test_names_follow_the_notebook_until_they_are_the_ranks_own(notebook):
 
 def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     notebook.run("rate = 0.5\ndef half(x):\n    return x * rate * scale")
-    notebook.run("%%ranks\nscale = 1.0\nfirst = half(8)")
-    notebook.fail("%%ranks\nthird = 3\nraise ValueError('by mistake')")
-    notebook.run("%%ranks\nsecond = first + 1")
+    notebook.run("%%ranks apart\nscale = 1.0\nfirst = half(8)")
+    notebook.fail("%%ranks apart\nthird = 3\nraise ValueError('by mistake')")
+    notebook.run("%%ranks apart\nsecond = first + 1")
     folder = tmp_path / "out"
-    text = notebook.run(f"%%ranks --export torchrun {folder}\nprint('got', second)")
+    text = notebook.run(
+        f"%%ranks apart --export torchrun {folder}\nprint('got', second)"
+    )
     assert "Exported to" in text
     lines = (folder / "program" / "cell.py").read_text()
     assert "rate = 0.5" in lines
@@ -154,6 +156,7 @@ def test_all_cells_of_ranks_are_exported_as_one_program(notebook, tmp_path):
     assert "\n# third = 3\n# raise ValueError('by mistake')\n" in lines
     assert "1 failed cell left out: comments in the program have the text." in text
     assert "got" not in text, "nothing runs"
+    assert "ranks of apart" in notebook.run("%distributed end apart")
     still_there(notebook)
 
 

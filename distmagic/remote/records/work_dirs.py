@@ -7,6 +7,7 @@
                                named it
         owners                 the owners of the jobs that have used it, a line each
         files.json             the files that were last sent, by path, with their size and times
+        half                   there while files are written: a killed process leaves it
         fresh                  the job for which it was last emptied
         users/JOB.NODE.HOST    the mark of a job that uses it, since when, and whether its files are
                                complete; the agent touches and removes it
@@ -324,19 +325,12 @@ class _Directory:
 
     def users(self, but: str = "") -> list[str]:
         """Return the jobs that use it, except `but`."""
-        return sorted({mark.name.partition(".")[0] for mark in self._marks(but)})
-
-    def is_half(self, but: str) -> bool:
-        """Whether a job except `but` writes files into it, or was killed while it did."""
-        with suppress(FileNotFoundError):  # just removed
-            return any(mark.read_text().endswith(_COMING) for mark in self._marks(but))
-        return False
-
-    def _marks(self, but: str) -> Iterator[Path]:
+        found = []
         for mark in places.matching(self.about / "users", "*"):
             job, node, host = [*mark.name.split(".", 2), "", ""][:3]
             if job != but and _is_alive(mark, job, node, host):
-                yield mark
+                found.append(job)
+        return sorted(set(found))
 
 
 def _in_words(stay: Sequence[str]) -> str:
@@ -396,10 +390,7 @@ def _free_directory(work: WorkDir, job: str, node_rank: int) -> tuple[_Directory
             work.is_fresh
             or (
                 work.manifest
-                and (
-                    work.manifest != last_brought(directory.about).manifest
-                    or directory.is_half(job)
-                )
+                and work.manifest != last_brought(directory.about).manifest
             )
         ):
             leave(directory.path, job, node_rank)

@@ -27,6 +27,9 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
+_HALF = (
+    "half"  # exists while files are written, and after a process was killed meanwhile
+)
 _ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 
 
@@ -58,7 +61,8 @@ def last_brought(about: Path) -> Brought:
     try:
         found = json.loads((about / _FILE).read_text())
         files = {path: BroughtFile(*row) for path, row in found["files"].items()}
-        return Brought(manifest=found["manifest"], files=files, links=found["links"])
+        manifest = "" if (about / _HALF).exists() else found["manifest"]
+        return Brought(manifest=manifest, files=files, links=found["links"])
     except (
         FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError,
     ):  # fmt: skip
@@ -101,6 +105,7 @@ class FileSync:
             with suppress(OSError):
                 if now - other.stat().st_mtime > _ENDED_S:
                     shutil.rmtree(other)
+        (self._about / _HALF).touch(mode=0o600)
         self._incoming.mkdir(mode=0o700)
         files: dict[str, BroughtFile] = {}
         links = dict(wanted.links)
@@ -127,6 +132,7 @@ class FileSync:
             if not wanted.owns(path):
                 links.setdefault(path, target)
         self._remember(Brought(manifest=sha256, files=files, links=links))
+        (self._about / _HALF).unlink(missing_ok=True)
         return self._stay
 
     def _remember(self, brought: Brought) -> None:

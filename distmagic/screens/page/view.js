@@ -118,6 +118,7 @@ class View {
 
   tellOfEnd() {
     this.log.close();
+    this.prompts.close();
     if (this.model.get('run').is_over) return;
     this.controls.close();
     showAsLastSeen(this.root, this.seen);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import json
 
@@ -98,6 +99,14 @@ def test_a_cell_that_runs_whole_stays_as_it_is():
 )  # fmt: skip
 def test_why_a_cell_is_no_program(cell, why):
     assert why_none(cell, model=object()) == why
+
+
+def test_magics_are_found_where_they_are_built_in_and_not_in_comments(monkeypatch):
+    """IPython has `get_ipython` among the built-in names while it runs a cell."""
+    monkeypatch.setattr(builtins, "get_ipython", lambda: None, raising=False)
+    cell = "def f(): get_ipython().system('nvidia-smi')\nf()"
+    assert why_none(cell) == "it has magics of IPython"
+    assert "print(1)" in written("# get_ipython().foo\nprint(1)", whole=True)
 
 
 def test_an_import_of_the_future_that_would_no_longer_come_first():

@@ -501,12 +501,13 @@ def test_files_of_a_job_that_died_while_it_wrote_them_are_in_no_run_of_the_earli
     write(project, a="2", b="2")
     after, died = work_of(project, home), RuntimeError("no power")
 
-    def loses_power(self: work_sync.FileSync, sha256: str) -> list[str]:
+    def loses_power(*_: object) -> None:
         (home / "work" / NAME / "a").write_text("2")
         raise died
 
     with monkeypatch.context() as patched:
-        patched.setattr(work_sync.FileSync, "bring", loses_power)
+        patched.setattr(work_sync.FileSync, "_write_files", loses_power)
+        patched.setattr(work_sync.FileSync, "_remember", lambda *_: None)
         patched.setattr(work_dirs, "leave", lambda *_: None)
         with pytest.raises(RuntimeError):
             work_dirs.prepare(after, "died", 0)

@@ -160,7 +160,10 @@ SUBCOMMANDS = (
     Subcommand(
         "debug",
         job_commands.debug,
-        "[NAME] [--rank N]  open pdb where the last cell failed on ranks that stay",
+        """
+        [ID] [--rank N]  open pdb where a rank of a failed run raised its exception
+        NAME [--rank N]  the same, on ranks that stay, after their last cell
+        """,
         counts=(0, 1),
         flags=("--rank N",),
         is_of_notebook=True,

@@ -87,18 +87,24 @@ def end(line: CommandLine) -> None:
 
 
 def debug(line: CommandLine) -> None:
-    """Open pdb where a cell of ranks that stay has failed."""
-    ranks = _stayed(line, "debug")
-    rank = line.flags.rank
-    if rank is not None and not re.fullmatch(r"\d{1,9}", rank):
-        raise UsageError(f"--rank {rank} is not a rank.", "Write --rank 2.")
-    screen = line.notebook.screen()
+    """Open pdb where a rank has failed: in a run, or in the last cell of ranks that stay."""
+    given = line.flags.rank
+    if given is not None and not re.fullmatch(r"\d{1,9}", given):
+        raise UsageError(f"--rank {given} is not a rank.", "Write --rank 2.")
+    rank = None if given is None else int(given)
+    notebook = line.notebook
+    stayed = notebook.ranks
+    screen = notebook.screen()
     if not screen.can_type():
         raise UsageError(
             "%distributed debug needs a place to type, and this program has none.",
             "Run it in JupyterLab, in a notebook or in IPython.",
         )
-    ranks.debug(None if rank is None else int(rank), screen)
+    name = line.words[0] if line.words else ""
+    if name in stayed or (stayed and not name):
+        _stayed(line, "debug").debug(rank, screen)
+    else:
+        notebook.session().failed_runs.debug(name, rank)
 
 
 def _stayed(line: CommandLine, command: str) -> Ranks:

@@ -110,7 +110,9 @@ class Results(Mapping[int, Any]):
             sorted(
                 r
                 for r, w in self._state.workers.items()
-                if w.ended and w.ended.result_bytes is not None
+                if w.ended
+                and w.ended.outcome == "returned"
+                and w.ended.result_bytes is not None
             )
         )
 

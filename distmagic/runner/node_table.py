@@ -165,8 +165,10 @@ class NodeTable:
         return []
 
     def _rank_ended(self, node_rank: int, what: protocol.Ended, _: float) -> Actions:
+        sizes = self.rows[node_rank].sizes
+        sizes.pop(what.rank, None)  # of the rank before a restart
         if job_requests.is_small(what.result_bytes):
-            self.rows[node_rank].sizes[what.rank] = what.result_bytes or 0
+            sizes[what.rank] = what.result_bytes or 0
         return []
 
     def _peer_state(self, _: int, what: protocol.PeerState, __: float) -> Actions:

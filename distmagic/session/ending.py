@@ -16,6 +16,7 @@ from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.diagnosis.as_text import in_words
 from distmagic.diagnosis.finding import MEMORY, NCCL
 from distmagic.outcome.detached import Detached
+from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.outcome.run import left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.render.screen import Screen
@@ -43,6 +44,7 @@ class RunEnding:
     housekeeping: Housekeeping
     allocations: Allocations
     history: RunHistory
+    failed_runs: FailedRuns
 
     def left_of(
         self, followed: Followed, opener: LinkOpener, screen: Screen, variable: str
@@ -67,6 +69,12 @@ class RunEnding:
             data = followed.small_results.get((worker.node_rank, rank))
             if data is not None:
                 small_results[rank] = data
+        first = self.failed_runs.add(state, small_results)
+        if error is not None and first is not None and screen.can_type():
+            offer = (
+                f"%distributed debug {state.job} opens pdb where rank {first} failed."
+            )
+            error.hint = f"{error.hint}\n{offer}".strip()
         host_indices = followed.host_indices
 
         def open_link(node_rank: int) -> Link:

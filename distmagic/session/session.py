@@ -16,6 +16,7 @@ from distmagic.connection.link_opener import Fleet, LinkOpener
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.connection.warm_hosts import WarmHosts
 from distmagic.names import new_job, owner, work_dir
+from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.payload.pack import Payload
 from distmagic.planning.jobs import Job
 from distmagic.render.screen import Screen
@@ -48,6 +49,7 @@ class Session:
         self.allocations = Allocations(connect)
         self.background = BackgroundRuns()
         self.history = RunHistory()
+        self.failed_runs = FailedRuns()
         self.kernel = self._warm_hosts.kernel
         self.housekeeping = Housekeeping(self.kernel)
         self.inside = Inside(self.kernel, self._connections.own_link)
@@ -57,6 +59,7 @@ class Session:
             housekeeping=self.housekeeping,
             allocations=self.allocations,
             history=self.history,
+            failed_runs=self.failed_runs,
         )
         self._followed: set[str] = set()  # jobs that this kernel follows now
         self._begun: dict[str, Fleet] = {}  # jobs by name, in order of their start

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import distmagic
 from distmagic.api import session
 from distmagic.errors import UsageError, WorkerFailed
 from distmagic.outcome.detached import Detached
+from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.outcome.run import Run
 from distmagic.render.screen import TypedLine
 from distmagic.state.model import RunState
@@ -214,9 +217,66 @@ def staying(
     return ranks_that_stay(runner.access(lab, warm_idle_s=900.0), HOSTS)
 
 
-def session_run(lab: Lab, screen: runner.Watch) -> object:
-    import distmagic
+def divides(parts: list[float]) -> float:
+    import os
 
+    import torch
+    import torch.distributed as dist
+
+    weights = torch.tensor(parts)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    huge = torch.zeros(1_000_000)
+    if int(os.environ["RANK"]) < 2:
+        import time
+
+        time.sleep(3600)
+
+    def share(part: float) -> float:
+        return weights.sum().item() / part + huge.sum().item()
+
+    return max(map(share, parts))
+
+
+def test_a_debugger_opens_in_a_run_whose_ranks_have_ended(
+    warm_lab, monkeypatch, capsys
+):
+    """Both ranks of one host fail at once; the frames come with the run, and again with an attach."""
+    lines = ["p part, weights", "p huge", "up", "p parts", "q"]
+    monkeypatch.setattr("builtins.input", lambda *_: lines.pop(0))
+    access = runner.access(warm_lab, warm_idle_s=900.0)
+    with pytest.raises(WorkerFailed) as failed:
+        distmagic.run(
+            as_value(divides), [1.0, 0.0], hosts=HOSTS, access=access, screen=Typist([])
+        )
+    job = failed.value.run.job
+    assert f"%distributed debug {job} opens pdb where rank" in failed.value.hint
+    outcomes = {one.rank: one.ended.outcome for one in failed.value.run.state.workers.values()}  # fmt: skip
+    assert (outcomes[2], outcomes[3]) == ("raised", "raised")
+    assert list(failed.value.run.results) == []
+    capsys.readouterr()
+    failed_runs = session().failed_runs
+    failed_runs.debug(job, 3)
+    shown = capsys.readouterr().out
+    assert "(0.0, tensor([1., 0.]))" in shown
+    assert "<left out: Tensor [1000000] float32 on cpu>" in shown
+    assert "[1.0, 0.0]" in shown
+    assert not lines
+    with pytest.raises(UsageError, match="Rank 1 of run"):
+        failed_runs.debug(job, 1)
+
+    monkeypatch.setattr(session(), "failed_runs", FailedRuns())
+    monkeypatch.setattr(session(), "_ending", replace(session()._ending, failed_runs=session().failed_runs))  # fmt: skip
+    found, hosts = the_job(warm_lab, "dm1,dm2")
+    assert found.name == job
+    with pytest.raises(WorkerFailed):
+        session().attach(reach(warm_lab, hosts), found, Typist([]))
+    lines += ["p part", "q"]
+    session().failed_runs.debug(job, 2)
+    assert capsys.readouterr().out.endswith("0.0\n")
+
+
+def session_run(lab: Lab, screen: runner.Watch) -> object:
     return distmagic.run(
         as_value(stops_on_rank_1), hosts=HOSTS, access=runner.access(lab), screen=screen
     )

@@ -79,14 +79,22 @@ def test_a_cell_and_an_interrupt_in_ipython(ipython):
         text,
     )
     assert re.search(r"\nOut\[2\]: <run [\w-]+: done>\n", text)
+    divides = "from pathlib import Path\nparts = [1, 0]\nprint(1 / parts[1])"
+    text = typed(
+        ipython, f"%%distributed --hosts localhost:1\n{divides}\n\n\n", r"In \[4\]: "
+    )
+    assert re.search(r"%distributed debug [\w-]+ opens pdb where rank 0 failed", text)
+    typed(ipython, "%distributed debug\n", r"\(Pdb\) ")
+    typed(ipython, "p parts * 2\n", r"\[1, 0, 1, 0\]")
+    typed(ipython, "q\n", r"In \[5\]: ")
     typed(
         ipython,
         "%%distributed --hosts localhost:1\n__import__('time').sleep(print('be' + 'gun') or 99)\n\n\n",
         "begun",
     )
-    text = typed(ipython, "\x03", r"In \[4\]: ")
+    text = typed(ipython, "\x03", r"In \[6\]: ")
     assert "\nCancelled: The run was interrupted" in text
-    assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[5\]: ")
+    assert "'stopped'" in typed(ipython, "_run.state.phase\n", r"In \[7\]: ")
 
 
 def test_ranks_that_stay_their_debugger_and_an_interrupt_in_ipython(ipython):

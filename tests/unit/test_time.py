@@ -101,6 +101,7 @@ _PACE = "how often something is done, told or looked at"
 _TOOK = "how long something took, for people or to be compared: the machine was at work"
 _LEASE = "a lease that is renewed each few seconds: while its host sleeps neither ranks run nor can it be renewed"
 STEADY = {
+    "remote/training/frames.py": _WAIT,
     "runner/interrupts.py": "whether two signals are one",
     "runner/run_loop.py": f"the clock of a run; {_WAIT}",
     "runner/launch.py": "the clock of a run",

@@ -204,7 +204,8 @@ class Task:
             self._work = message.path
             return
         if isinstance(message, protocol.Ended) and message.rank == 0:
-            self._result_bytes = message.result_bytes
+            has_returned = message.outcome == "returned"
+            self._result_bytes = message.result_bytes if has_returned else None
         elif isinstance(message, protocol.EngineEnded):
             self._code = message.code
         elif isinstance(message, protocol.Final):

@@ -1,5 +1,5 @@
-"""How a rank ends: with its return value in a file, with an exception and its traceback, or by an
-exit.
+"""How a rank ends: with its return value in a file, with an exception, its traceback and its frames
+in a file, or by an exit.
 
 Its exit code is that of any script: 0 after a return, 1 after an exception, the code of `sys.exit`.
 """
@@ -15,12 +15,12 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distmagic.remote.frozen import frozen
-from distmagic.remote.rank import calls
-from distmagic.remote.training import groups
+from distmagic.remote.rank import calls, sources
+from distmagic.remote.training import frames, groups
 from distmagic.remote.values import left_out, parcel
 from distmagic.remote.values.reductions.source_form import SourceForm
 from distmagic.remote.wire.clipping import clipped, text_of
@@ -49,12 +49,20 @@ class Rank:
 
     @property
     def result(self) -> Path:
-        """The file for the return value."""
+        """The file for the return value, or for the frames of the exception."""
         return self.folder / f"rank{self.rank}.result"
 
 
-def ended_after(rank: Rank, labels: dict[str, str], work: Callable[[], Ended]) -> Ended:
-    """Return the end that `work` returns, or the end for its exception."""
+def ended_after(
+    rank: Rank,
+    labels: dict[str, str],
+    work: Callable[[], Ended],
+    keep_frames: Callable[[BaseException], int | None] = lambda _: None,
+) -> Ended:
+    """Return the end that `work` returns, or the end for its exception.
+
+    `keep_frames` returns the size in bytes of the exception's frames in a file.
+    """
     try:
         return work()
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
@@ -74,7 +82,8 @@ def ended_after(rank: Rank, labels: dict[str, str], work: Callable[[], Ended]) -
             type=type(error).__name__, message=clipped(text_of(error), _MAX_MESSAGE_BYTES),
             traceback=clipped(text, _MAX_TRACEBACK_BYTES),
         )  # fmt: skip
-        return _ended(rank, "raised", 1, failure=failure)
+        result_bytes = None if is_ours else keep_frames(error)
+        return _ended(rank, "raised", 1, failure=failure, result_bytes=result_bytes)
 
 
 def _ended(rank: Rank, outcome: RankOutcome, code: int = 0, **more: object) -> Ended:
@@ -146,6 +155,61 @@ def keep(rank: Rank, value: object, form: SourceForm | None = None) -> Ended:
     return _ended(rank, "returned", meaning=f"its result is lost: {why}")
 
 
+def keep_frames(rank: Rank, labels: dict[str, str], error: BaseException) -> int | None:
+    """Write the frames of the user's code to the rank's file; return its size in bytes, None if
+    nothing was kept.
+    """
+
+    def name_of(file: str) -> str:
+        return shown_file(rank, labels, file)
+
+    has_left_debugger = type(error).__name__ == "BdbQuit"
+    if os.getpid() != rank.pid or has_left_debugger:
+        return None
+    # The error may be one of memory, or of a full disk.
+    with _without_stops(), contextlib.suppress(Exception):
+        form = sources.form_of_results(rank.code)
+        found = frames.of(user_frames(error.__traceback__), name_of, form)
+        if found is not None:
+            limit_bytes = frames.LARGEST_BYTES
+            return parcel.dump(found, rank.result, limit_bytes=limit_bytes)
+    return None
+
+
+@contextlib.contextmanager
+def _without_stops() -> Iterator[None]:
+    """Ignore the signals of torchrun, which ends this rank if another one has failed, too: its own
+    failure is not reported yet.
+    """
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, lambda *_: None) or signal.SIG_DFL
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def shown_file(rank: Rank, labels: dict[str, str], file: str) -> str:
+    """Return the label of a cell's file, or a path, which is relative in the working directory."""
+    label = labels.get(file, file)
+    return label.removeprefix(f"{rank.work_dir}/") if rank.work_dir else label
+
+
+def user_frames(calls: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the calls of a traceback without the first ones, which are distmagic's."""
+    while calls and calls.tb_frame.f_code.co_filename.startswith(_own_folder()):
+        calls = calls.tb_next
+    return calls
+
+
+def _own_folder() -> str:
+    """Return the folder remote/."""
+    # Not from `__file__`: the bundle's byte code has other file names.
+    return os.path.dirname(os.path.dirname(_own_folder.__code__.co_filename))
+
+
 def _write_error(text: str) -> None:
     """Write to stderr, or to descriptor 2 if the user's code has closed or replaced
     `sys.stderr`.
@@ -162,10 +226,8 @@ def shown_traceback(error: BaseException, labels: dict[str, str]) -> str:
     """Return the traceback without distmagic's frames, and with cells under the notebook's
     labels.
     """
-    # The folder remote/. Not from `__file__`: the bundle's byte code has other file names.
-    own = os.path.dirname(os.path.dirname(shown_traceback.__code__.co_filename))
     summary = traceback.TracebackException.from_exception(error)
-    _hide_frames(summary, own)
+    _hide_frames(summary, _own_folder())
     text = "".join(summary.format()).rstrip()
     for name, label in labels.items():
         text = text.replace(f'File "{name}", line', f"{label}, line")

@@ -65,7 +65,6 @@ from distmagic.remote.wire.parts import GroupCalls
 _MOST_SHOWN = 2000  # characters of a repr
 # Size limit of a value that is sent with the end of its cell.
 _MOST_VALUE_BYTES = 48_000
-_LARGEST_VALUE_BYTES = 1 << 20  # size limit of a value that is pickled to measure it
 _MOST_NAMES_CHARS = 20_000
 _BREAK_S = 2.0  # time for an interrupt to take effect before groups are broken
 _ALONE_S = 0.5  # how often a cell's calls are looked at while other ranks don't run it
@@ -441,16 +440,10 @@ class CellLoop:
 
     def _pickled(self, value: object) -> bytes:
         """Return the parcel of a value, b"" if it is too large or can't be pickled."""
-        path = self._this.folder / f"rank{self._rank}.value"
         try:
-            size = parcel.dump(
-                value, path, source=self._form, limit_bytes=_LARGEST_VALUE_BYTES
-            )
-            data = path.read_bytes() if size <= _MOST_VALUE_BYTES else b""
-            discard(path)
+            return parcel.dump_bytes(value, _MOST_VALUE_BYTES, self._form)
         except Exception:  # noqa: BLE001 - pickling runs anybody's code
             return b""
-        return data
 
 
 def _value_of(cell: call.Cell, main: ModuleType) -> object:
@@ -462,7 +455,7 @@ def _value_of(cell: call.Cell, main: ModuleType) -> object:
     except BaseException as error:
         is_full = type(error).__name__ in _OUT_OF_MEMORY
         if cell.is_users and not is_full:
-            sys.last_traceback = _of_user(error.__traceback__)
+            sys.last_traceback = ending.user_frames(error.__traceback__)
         raise
 
 
@@ -499,14 +492,6 @@ def post_mortem() -> None:
         pdb.post_mortem(failed)
 
 
-def _of_user(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames of a traceback without the first ones, which are distmagic's."""
-    own = os.path.dirname(os.path.dirname(_of_user.__code__.co_filename))
-    while frames and frames.tb_frame.f_code.co_filename.startswith(own):
-        frames = frames.tb_next
-    return frames
-
-
 def _main_place() -> tuple[int, int]:
     """Return where the main thread is: two equal answers mean that it stands still."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001 - documented
@@ -517,7 +502,7 @@ def _place(error: BaseException) -> TracebackType | None:
     """Return the frames of an interrupted call; the signal's own exception may come after they are
     left.
     """
-    while error.__context__ is not None and not _of_user(error.__traceback__):
+    while error.__context__ is not None and not ending.user_frames(error.__traceback__):
         error = error.__context__
     return error.__traceback__
 

@@ -73,7 +73,8 @@ def main(_: list[str]) -> None:
         _tell_pauses(rank, conn, labels)
     held: list[object] = []
     work = partial(_work, rank, conn, ours, labels, held)
-    ended = ending.ended_after(rank, labels, work)
+    keep_frames = partial(ending.keep_frames, rank, labels)
+    ended = ending.ended_after(rank, labels, work, keep_frames)
     _finish(rank, conn, ended)
 
 
@@ -167,9 +168,7 @@ def _tell_pauses(rank: Rank, conn: socket.socket, labels: dict[str, str]) -> Non
     """Report from now on when and where this rank waits for the user's input."""
 
     def waits(prompt: int, file: str, line: int, asks: str) -> None:
-        label = labels.get(file, file)
-        if rank.work_dir:
-            label = label.removeprefix(f"{rank.work_dir}/")
+        label = ending.shown_file(rank, labels, file)
         paused = Paused(
             rank=rank.rank, restart=rank.restart, prompt=prompt, file=label[-_MAX_WORD:], line=line, asks=asks[-_MAX_WORD:],
         )  # fmt: skip

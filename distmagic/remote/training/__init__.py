@@ -11,5 +11,6 @@ this order:
     profiling.py   profiles the next steps
     loading.py     adds up how long a rank loads models
     inventory.py   describes what a rank has under its names
+    frames.py      keeps the frames of an exception, with values, for a debugger
     group_sockets.py  finds the connections of a group, so that they can be shut down
 """

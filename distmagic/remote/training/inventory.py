@@ -35,10 +35,7 @@ def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
     found = []
     for name in names:
         if name in values:
-            text, size = type(values[name]).__name__, 0
-            # A lazy module has no sizes yet, and a class of the user's own may raise anything.
-            with contextlib.suppress(Exception):
-                text, size = _described(values[name], torch)
+            text, size = described(values[name])
             found.append((name, text[:_LONGEST], size))
     found.sort(key=lambda one: (-one[2], one[0]))
     gpu = None
@@ -49,10 +46,21 @@ def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
     return Inventory(names=tuple(found), gpu=gpu)
 
 
+def described(value: object) -> tuple[str, int]:
+    """Return a text about a value, and its bytes in tensors.
+
+    It calls no code of its class but what torch's has.
+    """
+    torch: Any = sys.modules.get("torch")
+    # A lazy module has no sizes yet, and a class of the user's own may raise anything.
+    with contextlib.suppress(Exception):
+        if torch is not None:
+            return _described(value, torch)
+    return type(value).__name__, 0
+
+
 def _described(value: object, torch: Any) -> tuple[str, int]:
     kind = type(value).__name__
-    if torch is None:
-        return kind, 0
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         text = f"{kind} {list(value.shape)} {dtype} on {value.device}"

@@ -28,7 +28,7 @@ import pickle
 import secrets
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,29 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
             raise Unpicklable(cause) from error
         _write_values(packer, sink, beside, seen)
     return sink.size
+
+
+def dump_bytes(
+    value: object, limit_bytes: int, source: SourceForm | None = None, may_read_devices: Callable[[], bool] | None = None,
+) -> bytes:  # fmt: skip
+    """Return the parcel of a value.
+
+    A tensor of a GPU is only read if `may_read_devices` returns True. Raises `TooLarge`,
+    `ParcelError` for a tensor that is not read, and the errors of pickling.
+    """
+    file = io.BytesIO()
+    sink = _Sink(file=file, limit_bytes=limit_bytes)
+    sink.write(MAGIC)
+    seen = Seen()
+    packer = Packer(sink, seen, None, source)
+    packer.pickle(value)
+    _, windows, _ = packer.plan()
+    if may_read_devices is not None:
+        are_devices = any(one.storage.device.type != "cpu" for one in windows)
+        if are_devices and not may_read_devices():
+            raise ParcelError("The device of a tensor is at work.")
+    _write_values(packer, sink, None, seen)
+    return file.getvalue()
 
 
 def measure(

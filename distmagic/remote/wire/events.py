@@ -117,6 +117,7 @@ class Ended:
     outcome: Word
     code: int = 0  # the exit code; minus the signal for "signalled"
     failure: Failure | None = None
+    # of its file: its return value, or the frames of its exception
     result_bytes: int | None = None
     meaning: Annotated[str, "lines", 40_000] = ""
     # its use of process groups: "none", "unused", "used"; "" if unknown

@@ -130,7 +130,11 @@ def test_an_agent_that_ends_well_leaves_its_small_results_and_its_link_rests():
     table = Table()
     link = table.links[1]
     ends = [
-        p.Ended(rank=2, restart=0, outcome="returned", result_bytes=40),
+        p.Ended(rank=2, restart=0, outcome="raised", result_bytes=30),
+        p.Ended(rank=3, restart=0, outcome="raised", result_bytes=50),
+        # torchrun has started all ranks again
+        p.Ended(rank=3, restart=1, outcome="returned", result_bytes=0),
+        p.Ended(rank=2, restart=1, outcome="returned", result_bytes=40),
         p.Final(reason="done"),
     ]
     assert table.after(*ends) == []

@@ -7,6 +7,7 @@ from typing import Any
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.link_opener import Fleet
 from distmagic.errors import Unreachable
+from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
@@ -26,6 +27,7 @@ def diagnosed(reach: Any, allocations: Any = None) -> str:
         housekeeping=nothing,
         allocations=allocations or Allocations(nothing),
         history=RunHistory(),
+        failed_runs=FailedRuns(),
     )
     return ending._diagnosed(begin("j", ("gpu-a", "gpu-b")), FLEET)
 

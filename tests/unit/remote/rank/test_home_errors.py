@@ -27,12 +27,6 @@ def a_side_file(home: Path) -> None:
     parcel.dump(bytes(2 << 20), home / "value", beside=home)
 
 
-def a_value_of_a_cell(home: Path) -> None:
-    loop = SimpleNamespace(_this=SimpleNamespace(folder=home), _rank=0, _form=None)
-    if not stay.CellLoop._pickled(cast(Any, loop), 5):
-        raise OSError("the value is not sent")
-
-
 def a_cell(home: Path) -> None:
     loop = SimpleNamespace(
         _this=SimpleNamespace(folder=home, call=home / "call"), _rank=0,
@@ -44,7 +38,7 @@ def a_cell(home: Path) -> None:
 
 
 @each_error
-@pytest.mark.parametrize("write", [a_snapshot, a_side_file, a_value_of_a_cell, a_cell])
+@pytest.mark.parametrize("write", [a_snapshot, a_side_file, a_cell])
 def test_what_is_whole_is_no_error(
     home_in_memory, tmp_path, monkeypatch, write, home_error
 ):

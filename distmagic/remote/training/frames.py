@@ -1,0 +1,151 @@
+"""The frames of an exception with the values of their variables, in a file: a debugger opens them
+on the notebook machine, after the rank has ended.
+
+A value that is too large, or that can't be pickled, is only described. The innermost frames come
+first, because the file has little room. A tensor of a GPU that still computes is not read: that
+could wait forever, as for a collective whose other ranks have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from distmagic.remote.frozen import frozen
+from distmagic.remote.training import inventory
+from distmagic.remote.values import call, parcel
+from distmagic.remote.values.reductions.source_form import SourceForm
+
+LARGEST_BYTES = (
+    1 << 20
+)  # size limit of a file of frames, as of a result that is sent at once
+_ROOM_BYTES = 800_000  # for values; the sources of the frames and their names take less than the rest
+_MOST_FRAMES = 40  # the innermost ones
+_MOST_NAMES = 200  # of one frame
+_MOST_LINES = 200  # of a source before and after the frame's line
+_LONGEST_LINE = 300
+_PATIENCE_S = 2.0  # how long the rank's end may wait for all of this
+_PAUSE_S = 0.01  # how often a GPU is asked whether it still computes
+
+
+@frozen
+class KeptFrame:
+    """A call: its place in the source, and its names with the numbers of their values."""
+
+    name: str
+    file: str  # as tracebacks show it: a path, or the label of a cell
+    line: int
+    first_line: int
+    source: str  # from its first line
+    local_names: Mapping[str, int]
+    global_names: Mapping[str, int]  # those that its code uses
+
+
+@frozen
+class Frames:
+    """The calls from the outermost one to the place of the exception.
+
+    `values` are parcels, or descriptions of values that were not kept.
+    """
+
+    frames: tuple[KeptFrame, ...]
+    values: tuple[bytes | str, ...]
+
+
+def of(
+    calls: TracebackType | None, name_of: Callable[[str], str], form: SourceForm | None
+) -> Frames | None:
+    """Return the frames of the user's calls; None without any.
+
+    `name_of` is how a file is shown. With `form`, code in values is pickled as source.
+    """
+    keeper = _Keeper(form)
+    found = [_frame(one, name_of, keeper) for one in reversed(list(_last(calls)))]
+    if not found:
+        return None
+    return Frames(frames=tuple(reversed(found)), values=tuple(keeper.values))
+
+
+def _last(calls: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the innermost calls."""
+    found = []
+    while calls is not None:
+        found.append(calls)
+        calls = calls.tb_next
+    yield from found[-_MOST_FRAMES:]
+
+
+class _Keeper:
+    """Pickles values, each once, as long as there are room and time."""
+
+    def __init__(self, form: SourceForm | None) -> None:
+        self.values: list[bytes | str] = []
+        self._form = form
+        self._room = _ROOM_BYTES
+        self._until_s = time.monotonic() + _PATIENCE_S
+        self._numbers: dict[int, int] = {}
+        self._reads_devices: bool | None = None  # None: nobody has asked yet
+
+    def number(self, value: object) -> int:
+        """Return the number of a value among all values."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.values)
+            self.values.append(self._kept(value))
+        return self._numbers[id(value)]
+
+    def _kept(self, value: object) -> bytes | str:
+        with contextlib.suppress(Exception):  # pickling runs anybody's code
+            if time.monotonic() < self._until_s:
+                data = parcel.dump_bytes(
+                    value, self._room, self._form, self._may_read_devices
+                )
+                self._room -= len(data)
+                return data
+        text, _ = inventory.described(value)
+        return text
+
+    def _may_read_devices(self) -> bool:
+        """Whether the GPU has done all that was asked of it. Waits for that."""
+        if self._reads_devices is None:
+            self._reads_devices = False
+            stream: Any = sys.modules["torch"].cuda.current_stream()
+            while not stream.query():
+                if time.monotonic() > self._until_s:
+                    return False
+                time.sleep(_PAUSE_S)
+            self._reads_devices = True
+        return self._reads_devices
+
+
+def _frame(
+    one: TracebackType, name_of: Callable[[str], str], keeper: _Keeper
+) -> KeptFrame:
+    frame, code = one.tb_frame, one.tb_frame.f_code
+    names = dict(frame.f_locals)
+    used = {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}  # fmt: skip
+    first = max(code.co_firstlineno, one.tb_lineno - _MOST_LINES)
+    last = max([one.tb_lineno, *(line for *_, line in code.co_lines() if line)])
+    source = linecache.getlines(code.co_filename, frame.f_globals)
+    shown = source[first - 1 : min(last, one.tb_lineno + _MOST_LINES)]
+    return KeptFrame(
+        name=code.co_name,
+        file=name_of(code.co_filename),
+        line=one.tb_lineno,
+        first_line=first,
+        source="".join(f"{line.rstrip()[:_LONGEST_LINE]}\n" for line in shown),
+        local_names=_numbers(names, keeper),
+        global_names=_numbers(
+            {} if frame.f_locals is frame.f_globals else used, keeper
+        ),
+    )
+
+
+def _numbers(values: Mapping[str, object], keeper: _Keeper) -> dict[str, int]:
+    """Return the user's names with the numbers of their values."""
+    names = [name for name in values if call.is_of_user(name)][:_MOST_NAMES]
+    return {name: keeper.number(values[name]) for name in names}

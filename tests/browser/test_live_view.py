@@ -210,6 +210,31 @@ def test_a_rank_that_waits_is_typed_to_also_in_a_page_that_is_loaded_anew(
         assert "{0: (13.0, 'élan'), 1: (13.0, '')}" in answer(page, NEXT)
 
 
+@in_jupyterlab
+def test_a_debugger_opens_below_a_run_that_has_failed(tmp_path, notebooks):
+    fails = """\
+%%distributed --hosts localhost:2
+def work(lr):
+    losses = [0.5, lr * 3]
+    return losses[2]
+work(0.1)
+"""
+    with opened(notebooks, tmp_path, fails, begins=r"^failed") as page:
+        page.wait_text(RUN, r"%distributed debug [\w-]+ opens pdb where rank \d failed")
+        write(page, NEXT, "%distributed debug")
+        page.run_cell(NEXT)
+        typed = page.cell(NEXT).locator(".jp-Stdin-input")
+        typed.fill("p [x * 10 for x in losses], lr")
+        typed.press("Enter")
+        page.wait_text(NEXT, r"\(\[5\.0, 3\.\d+\], 0\.1\)")
+        page.screenshot(tmp_path / "debugged.png")
+        expect(typed).to_have_count(1)
+        typed.fill("q")
+        typed.press("Enter")
+        page.wait_done(NEXT)
+        assert page.console_errors == []
+
+
 def write(page: NotebookPage, index: int, source: str) -> None:
     page.page.evaluate("([i, text]) => notebook.code(i).model.sharedModel.setSource(text)", [index, source])  # fmt: skip
 

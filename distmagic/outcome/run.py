@@ -22,7 +22,7 @@ from distmagic.remote.frozen import frozen
 from distmagic.remote.records import journal
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.request.spec import check_tracker
-from distmagic.state.hangs import listed
+from distmagic.state.explanation import listed
 from distmagic.state.model import RunState
 from distmagic.tracking.points import Unsent
 from distmagic.tracking.writers import TensorBoard

@@ -25,7 +25,8 @@ from distmagic.outcome.shown import cell_number, display_page
 from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
+from distmagic.state.explanation import Explanation
+from distmagic.state.hangs import dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
 Left = Run | Detached  # of a run: the job of a Detached runs on

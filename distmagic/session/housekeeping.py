@@ -38,7 +38,7 @@ from distmagic.remote.wire.protocol import (
 )
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.session.packages import Packages
-from distmagic.state.hangs import Explanation
+from distmagic.state.explanation import Explanation
 
 T = TypeVar("T")
 _LOOK_S = 0.2

@@ -16,7 +16,8 @@ from distmagic.errors import DistmagicError, PreflightError, ProtocolError, Usag
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
 from distmagic.remote.wire import protocol
-from distmagic.state.hangs import Explanation, explain
+from distmagic.state.explanation import Explanation
+from distmagic.state.hangs import explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 

@@ -27,9 +27,8 @@ from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
-_HALF = (
-    "half"  # exists while files are written, and after a process was killed meanwhile
-)
+# Exists while files are written, and afterwards if the process was killed meanwhile.
+_HALF = "half"
 _ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 
 

@@ -38,9 +38,9 @@ from distmagic.remote.training.groups import calls as group_calls
 from distmagic.remote.training.groups import (
     is_of_all,
     members_of_new,
-    recorded,
     unrecorded_call,
 )
+from distmagic.remote.training.torch_groups import recorded
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks

@@ -126,7 +126,7 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
 
 
 def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Finding]:
-    explained: list[_Door] = []
+    explained = []
     for one in subjects:
         into = [door for door in doors if door.dialled is one]
         out = [door for door in doors if door.dialler is one]

@@ -233,8 +233,8 @@ class Run(Returned):
             if folders.get(name, worker.node_rank) != worker.node_rank:
                 name = f"{worker.host}-node{worker.node_rank}"
             folders[name] = worker.node_rank
-        paths: list[Path] = []
-        errors: list[DistmagicError] = []
+        paths = []
+        errors = []
         for name, node_rank in folders.items():
             try:
                 paths += self._work_dir(node_rank).fetch(pattern, to / name)

@@ -408,7 +408,7 @@ def end_all() -> None:
     """End all processes of the hosts: SIGTERM, and SIGKILL after `GRACE_S`."""
     begun = time.monotonic()
     # Each process gets SIGTERM once; a pid alone may be reused.
-    terminated: set[tuple[int, int]] = set()
+    terminated = set()
     while left := processes.descendants(os.getpid()):
         past_s = time.monotonic() - begun
         if past_s > GRACE_S + _GIVE_UP_S:

@@ -66,7 +66,7 @@ def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
     """Return lines for a log: a change of the run's phase, and new errors."""
     view = overview(after)
     old_phase = ""
-    old_texts: set[str] = set()
+    old_texts = set()
     if before is not None:
         old = overview(before)
         old_phase = old.phase

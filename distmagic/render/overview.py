@@ -306,7 +306,7 @@ def prompts(state: RunState) -> list[dict[str, object]]:
     """Return the texts next to each input line of a page: where the rank waits, and its last
     output.
     """
-    found: list[dict[str, object]] = []
+    found = []
     for rank, paused in list(state.paused.items())[:_MAX_ALERTS]:
         said = [plain(line.text) for line in state.lines if line.rank == rank]
         found.append({

@@ -86,7 +86,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     Raises `UsageError` as `parse_line`.
     """
     own = list(words)
-    script_args: list[str] = []
+    script_args = []
     if "--" in own:
         place = own.index("--")
         own, script_args = own[:place], own[place + 1 :]

@@ -132,7 +132,7 @@ class NodeTable:
         """
         self.is_stopping = True
         actions: Actions = []
-        links: list[Link] = []
+        links = []
         for node_rank in node_ranks:
             row = self.rows[node_rank]
             row.stop = message

@@ -68,7 +68,7 @@ class Start:
             link.start(request)
             lease_keeper.keep_over_one_more(link)
 
-        started: list[Future[None]] = []
+        started = []
         try:
             self.loop.result(pool.submit(self._deliver))
             plan = self.loop.result(pool.submit(self._at_free_port))

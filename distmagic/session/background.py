@@ -79,7 +79,7 @@ class BackgroundScreen(Screen):
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return the requests to this run: by its methods, and on its screens."""
-        found: list[UserRequest] = []
+        found = []
         while self._asked:
             found.append(self._asked.popleft())
         for screen in tuple(self._screens):

@@ -244,7 +244,7 @@ def stack_lines(group: StackGroup) -> list[str]:
     """Return the stack of one group: the main thread, and other threads that run the user's
     code.
     """
-    lines: list[str] = []
+    lines = []
     for index, thread in enumerate(group.threads):
         if index:
             lines.append("  another thread:")

@@ -192,7 +192,7 @@ def stacks(
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
-    found: list[protocol.Stacks] = []
+    found = []
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):

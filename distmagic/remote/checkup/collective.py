@@ -32,7 +32,7 @@ def measure() -> list[Measured]:
     device = torch.device("cuda" if has_gpus else "cpu")
     rank, size = dist.get_rank(), dist.get_world_size()
     numbers = _LARGE_ON_GPUS if has_gpus else _LARGE
-    found: list[Measured] = []
+    found = []
     for pairs in rounds(size):
         other, group = -1, None
         for pair in pairs:

@@ -196,7 +196,7 @@ def _names_rank_variables(modules: Iterable[str]) -> bool:
         is_known = name.partition(".")[0] in READ_NO_RANK
         if is_known or not hasattr(loader, "get_code"):
             continue
-        waiting: list[object] = []
+        waiting = []
         with suppress(Exception):  # a loader of the package itself
             waiting.append(loader.get_code(name))
         while waiting:

@@ -150,7 +150,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
             folder / _WORK_DIR
         )
         began_ago_s = _passed_s(folder) or max(age_s, time.time() - begun.began_s)
-    chatter: list[bytes] = []
+    chatter = []
     with suppress(FileNotFoundError):  # for a job that is about to start
         chatter = _tail(folder / journal.CHATTER_FILE)
     return replace(

@@ -94,7 +94,7 @@ class DeviceClaims:
         keys = {device_key(device, uuids): device for device in devices}
         since_ns = int(processes.up_s() * 1e9)
         own = [Claim(key=key, since_ns=since_ns, uid=os.getuid(), job=job) for key in sorted(keys)]  # fmt: skip
-        taken: list[Claim] = []
+        taken = []
         for claim in own:
             is_held = False
             with suppress(OSError):

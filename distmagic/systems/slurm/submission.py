@@ -100,7 +100,7 @@ def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
     the other nodes.
     """
     others = nodes - 1
-    step: list[str] = []
+    step = []
     if others:
         losses = _ELASTIC if terms.is_elastic else _TOGETHER
         step = [*_OTHERS, *losses, f"--nodes={others}", f"--ntasks={others}"]

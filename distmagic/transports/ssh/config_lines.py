@@ -262,7 +262,7 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
     """Return the files of an Include line, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
-    files: list[str] = []
+    files = []
     for word in line.words:
         # For an unknown user this leaves the word unchanged, and it then matches no file.
         pattern = Path(base) / os.path.expanduser(word)

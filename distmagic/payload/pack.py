@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -36,6 +36,7 @@ from distmagic.payload.pack_errors import (
 from distmagic.payload.refused import refuse
 from distmagic.payload.sizes import size_text
 from distmagic.payload.tree import Tree
+from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel, settings
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import going_by_value
@@ -52,7 +53,7 @@ _NO_GPU = ("cpu", "mps", "gloo")
 _BY_NAME = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OtherPython:
     """The oldest Python of those hosts that have another minor version than this machine; `host`
     has it.
@@ -62,7 +63,7 @@ class OtherPython:
     version: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Payload:
     """The files that every rank of a job gets.
 

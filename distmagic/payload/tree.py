@@ -17,6 +17,7 @@ from distmagic.errors import PayloadError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.folder import Contents, LocalFile
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import found_files, manifest
 from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
 from distmagic.remote.wire.protocol import Blob
@@ -26,7 +27,7 @@ _ONE_IN = 64  # share of files that end a pack
 _MOST_PACKS = 8_000  # all names must fit into one message
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Tree:
     """The files for a run's working directory, as blobs; `inside` is the subfolder in which ranks
     start.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 
 # Importing the wire's messages would take a third of the time allowed for %load_ext.
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _EACH_ONE_S_OWN = (
 )  # names that every machine has for itself
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Job:
     """One job, running or ended, as far as the hosts that answered know it."""
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -22,6 +22,7 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.results import Results
 from distmagic.outcome.run import Returned, Run
 from distmagic.outcome.shown import cell_number, display_page
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
@@ -326,7 +327,7 @@ class BackgroundRun(Returned):
             display_page({"text/plain": repr(self), "text/html": html})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunStacks:
     """Where the ranks of a job are: `explanation` has them in groups.
 

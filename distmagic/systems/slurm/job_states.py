@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
+from distmagic.remote.frozen import frozen
 from distmagic.systems.slurm import nodelist, submission
 from distmagic.transports import Argv
 
@@ -28,7 +28,7 @@ _PENDING = (
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLETING")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobState:
     """One row of squeue."""
 

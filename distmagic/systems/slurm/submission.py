@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 
+from distmagic.remote.frozen import frozen
 from distmagic.request.allocation import SlurmRequest
 from distmagic.transports import Argv, program_text
 
@@ -34,7 +34,7 @@ _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
 _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class KeeperTerms:
     """Settings of an allocation: the interpreter of keepers and ushers, its lease, whether it may
     lose nodes.

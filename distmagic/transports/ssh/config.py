@@ -6,10 +6,10 @@ import os
 import pwd
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.hosts import Host, is_port
 from distmagic.transports.ssh.config_lines import (
     SSH_PORT,
@@ -53,7 +53,7 @@ _JUMP = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Resolved:
     """How to connect to a host.
 

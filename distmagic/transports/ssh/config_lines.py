@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.transports import Argv
 
 SSH_PORT = 22
@@ -43,7 +44,7 @@ _WORD = re.compile(
 _PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])|(.)""")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ConfigLine:
     """One non-empty line. `words` are without quotes and comment; `rest` is the original text."""
 

@@ -92,9 +92,8 @@ class Run(Returned):
         self._files = Files(state.job, open_link)
         self._open_link = open_link
         self._shown_in = cell_number() if shown else None
-        self.unfetched: tuple[
-            str, ...
-        ] = ()  # of --fetch and --results: what was not copied
+        # Of --fetch and --results: what was not copied.
+        self.unfetched: tuple[str, ...] = ()
         # No attribute may refer to the run itself: a reference cycle would outlive `del run` until
         # the next garbage collection.
         self._results = Results(state, small_results, self._files.fetch)

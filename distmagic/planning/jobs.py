@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from distmagic.request.hosts import Host
 
 
-_EACH_ONE_S_OWN = (
-    "localhost",
-    "127.0.0.1",
-    "::1",
-)  # names that every machine has for itself
+# Names that every machine has for itself.
+_EACH_ONE_S_OWN = ("localhost", "127.0.0.1", "::1")
 
 
 @frozen

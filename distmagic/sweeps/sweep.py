@@ -131,9 +131,8 @@ class Sweep:
         with self._has_changed:
             try:
                 self._begin()
-            except (
-                BaseException
-            ):  # an interrupt: nobody gets this object, and could stop it
+            # An interrupt: nobody gets this object, and could stop it.
+            except BaseException:
                 self._queue.clear()
                 for run in self.runs.values():
                     run.ask_to_stop()

@@ -286,9 +286,8 @@ def remove(job: str, owner: str = "") -> int:
                 f"job {job} still runs on this host; stop it first: %distributed stop {job}"
             )
         freed += places.size_below(folder)
-        with suppress(
-            FileNotFoundError
-        ):  # another host with the same home removes it, too
+        # Another host with the same home removes it, too.
+        with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         with suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it

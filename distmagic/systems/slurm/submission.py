@@ -16,10 +16,8 @@ from distmagic.transports import Argv, program_text
 
 JOB_NAME = "distmagic"
 LOG = ".distmagic-slurm-%j.out"  # in sbatch's directory; the keeper removes it once it has started
-FIRST_LEASE_S = (
-    # Time for a notebook that checks a pending job every 30 s to notice that it runs.
-    120.0
-)
+# Time for a notebook that checks a pending job every 30 s to notice that it runs.
+FIRST_LEASE_S = 120.0
 _KEEPERS = (
     "--overlap",
     "--ntasks-per-node=1",

@@ -252,12 +252,11 @@ class CommandLine:
 
 def listed(hosts: Iterable[Host]) -> str:
     """Return `hosts` in the user's notation."""
-    return ", ".join(_written(host) for host in hosts)
-
-
-def _written(host: Host) -> str:
-    numbers = [str(number) for number in (host.port, host.slots) if number is not None]
-    is_ipv6 = ":" in host.name
-    name = f"[{host.name}]" if numbers and is_ipv6 else host.name
-    login = f"{host.user}@{name}" if host.user else name
-    return ":".join([login, *numbers])
+    found = []
+    for host in hosts:
+        numbers = [str(one) for one in (host.port, host.slots) if one is not None]
+        is_ipv6 = ":" in host.name
+        name = f"[{host.name}]" if numbers and is_ipv6 else host.name
+        login = f"{host.user}@{name}" if host.user else name
+        found.append(":".join([login, *numbers]))
+    return ", ".join(found)

@@ -12,7 +12,7 @@ from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.request.access import Access
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Hosts
 
 UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
@@ -25,12 +25,12 @@ class Fleet:
     join the job.
     """
 
-    hosts: tuple[Host, ...]
+    hosts: Hosts
     access: Access
-    spare: tuple[Host, ...] = ()
+    spare: Hosts = ()
 
     @property
-    def known(self) -> tuple[Host, ...]:
+    def known(self) -> Hosts:
         """All hosts that have an index."""
         return (*self.hosts, *self.spare)
 

@@ -21,7 +21,7 @@ from distmagic.request import systems
 from distmagic.request.access import CONNECT_TIMEOUT_S
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.flags import Request
-from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.hosts import Hosts, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
@@ -249,9 +249,7 @@ def doctor(line: CommandLine) -> Report:
     return found
 
 
-def _with_collectives(
-    line: CommandLine, found: Report, hosts: tuple[Host, ...]
-) -> Report:
+def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
     """Return the report with the measurements of a run with one rank on each host.
 
     That run leaves nothing on the hosts.

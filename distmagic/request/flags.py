@@ -22,7 +22,7 @@ from distmagic.request.allocation import HostsRequest
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
 from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.hosts import Host, Slots
+from distmagic.request.hosts import Hosts, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
 from distmagic.request.systems import System, Wanted
 
@@ -46,7 +46,7 @@ class Request:
 
     spec: JobSpec = field(default_factory=JobSpec)
     access: Access = field(default_factory=Access)
-    hosts: tuple[Host, ...] | None = None  # None if the line does not name hosts
+    hosts: Hosts | None = None  # None if the line does not name hosts
     hostfile: str | None = None  # None if the line does not name one
     # The request of `--on` to a scheduler, None for other hosts.
     allocation: HostsRequest | None = None

@@ -13,9 +13,8 @@ _SMALL, _LARGE = 2, 2 << 20  # elements of four bytes each
 _LARGE_ON_GPUS = 16 << 20
 _SMALL_TIMES, _LARGE_TIMES = 30, 5
 
-Measured = tuple[
-    int, float, float
-]  # the other rank, seconds for 8 bytes, bytes per second
+# The other rank, seconds for 8 bytes, bytes per second.
+Measured = tuple[int, float, float]
 
 
 def measure() -> list[Measured]:

@@ -42,17 +42,14 @@ def hosts(line: CommandLine) -> None:
     if part is not None:
         print(f"{', '.join(part.place.names)}  ({part.place.words})")
         return
-    print(f"{listed(chosen.hosts)}  ({chosen.source}){_way(notebook)}")
-
-
-def _way(notebook: Notebook) -> str:
-    """Return the settings for reaching the hosts (Pythons, SSH file) as text, "" for none."""
+    # The settings for reaching the hosts.
     config = notebook.config
     parts = [f"--python {config.python}"] if config.python else []
     parts += [f"--python {name}={path}" for name, path in config.pythons.items()]
     if config.ssh_config:
         parts.append(f"--ssh-config {config.ssh_config}")
-    return "  " + " ".join(parts) if parts else ""
+    way = "  " + " ".join(parts) if parts else ""
+    print(f"{listed(chosen.hosts)}  ({chosen.source}){way}")
 
 
 def _set(line: CommandLine) -> None:

@@ -409,7 +409,14 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
     while place < len(words) and words[place].startswith("-"):
         if words[place] == "-m":
             _refuse_starter(words, place)
-            return tuple(words[:place]), _module(words[place + 1 :])
+            module, *args = words[place + 1 :] or [""]
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise UsageError(
+                    f"-m {module}: this is not a module's name.",
+                    "Write -m package.module.",
+                )
+            program = Program(target=module, args=tuple(args), is_module=True)
+            return tuple(words[:place]), program
         if words[place] == "--":
             place += 1
             break
@@ -431,12 +438,3 @@ def _refuse_starter(words: Sequence[str], place: int) -> None:
             f"{text.removesuffix(rest)}starts a program, and distmagic does that itself.",
             f"Leave it out: %distributed run {line}",
         )
-
-
-def _module(words: Sequence[str]) -> Program:
-    if not words or not all(part.isidentifier() for part in words[0].split(".")):
-        raise UsageError(
-            f"-m {' '.join(words[:1])}: this is not a module's name.",
-            "Write -m package.module.",
-        )
-    return Program(target=words[0], args=tuple(words[1:]), is_module=True)

@@ -97,7 +97,12 @@ class _Packing:
 
     def add(self, path: str, file: LocalFile) -> None:
         if file.size_bytes >= LARGE_BYTES:
-            self._add_large(path, file)
+            with file.path.open("rb") as source:
+                size = source.seek(0, os.SEEK_END)
+                sha256 = found_files.digest(source, 0, size)
+            blob = Blob(sha256=sha256, size_bytes=size)
+            whole = LocalBlob(blob=blob, path=file.path, is_users=True)
+            self._list(path, self._number_of(whole), 0, size, file)
             return
         data = file.path.read_bytes()
         self._open.append((path, file, data))
@@ -120,14 +125,6 @@ class _Packing:
             self._list(path, number, offset, len(part), file)
             offset += len(part)
         self._open, self._open_bytes = [], 0
-
-    def _add_large(self, path: str, file: LocalFile) -> None:
-        with file.path.open("rb") as source:
-            size = source.seek(0, os.SEEK_END)
-            sha256 = found_files.digest(source, 0, size)
-        blob = Blob(sha256=sha256, size_bytes=size)
-        number = self._number_of(LocalBlob(blob=blob, path=file.path, is_users=True))
-        self._list(path, number, 0, size, file)
 
     def _number_of(self, pack: LocalBlob) -> int:
         """Record a pack, and return its number."""

@@ -28,7 +28,7 @@ from distmagic.render.screen import Screen
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
 from distmagic.request.flag_values import options_of
-from distmagic.request.hosts import Host, Slots, hosts_of, parse_hosts
+from distmagic.request.hosts import Host, Hosts, Slots, hosts_of, parse_hosts
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec, check_system
 from distmagic.screens.choose import screen_for
 from distmagic.session.background import BackgroundRun
@@ -310,7 +310,7 @@ def _launch(
     in_background: bool,  # noqa: FBT001  # of `run`
     spec: JobSpec,
     allocation: HostsRequest | None,
-    hosts: tuple[Host, ...],
+    hosts: Hosts,
     access: Access,
 ) -> Run | Detached | BackgroundRun:
     with closing(asker_of()) as asker:
@@ -335,7 +335,7 @@ _OF_A_RUN = re.compile(r"\brun(?=\.logs\(|\.results\[|\.fetch\()")
 
 def _place(
     hosts: str | Sequence[Host | str] | None, allocation: HostsRequest | None
-) -> tuple[tuple[Host, ...], Access]:
+) -> tuple[Hosts, Access]:
     """Return the hosts of a call and the way to reach them; () means this machine, or the nodes of
     `allocation`.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distmagic.request.access import Access
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Hosts
 
-ChooseHosts = Callable[[], tuple[tuple[Host, ...], Access]]
+ChooseHosts = Callable[[], tuple[Hosts, Access]]
 
 _registered: list[ChooseHosts] = []
 
@@ -31,7 +31,7 @@ def unregister(choose: ChooseHosts) -> None:
         _registered.remove(choose)
 
 
-def current() -> tuple[tuple[Host, ...], Access] | None:
+def current() -> tuple[Hosts, Access] | None:
     """Return the notebook's hosts and the way to reach them; None outside of a notebook.
 
     Raises `UsageError`.

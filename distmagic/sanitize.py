@@ -68,7 +68,7 @@ def _revealing(sequence: str) -> str:
     """
     codes = sequence[2:-1].split(";")
     numbers = [code.lstrip("0") for code in codes]
-    kept: list[str] = []
+    kept = []
     at = 0
     while at < len(codes):
         size = 1

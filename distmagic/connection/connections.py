@@ -9,7 +9,7 @@ import resource
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakSet
 
 from distmagic.connection.idle_links import IdleLinks
@@ -25,6 +25,7 @@ from distmagic.errors import (
     UsageError,
 )
 from distmagic.payload.bundle import build
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.remote.wire import protocol
 from distmagic.request.access import Access
@@ -37,7 +38,7 @@ Connect = Callable[[Host, Access, Asker], Transport]
 _OPEN_FILES = 1 << 16  # a connection uses two, or eleven with the system's ssh
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Key:
     """A host and the way to reach it.
 

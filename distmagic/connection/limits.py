@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 from distmagic import sanitize
 from distmagic.errors import ProtocolError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import codec
 from distmagic.remote.wire.bounds import Word
 from distmagic.remote.wire.codec import Limit, Numbers, Wrong
@@ -83,7 +83,7 @@ LIMITS: dict[str, Callable[..., Limit]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FirstReply:
     """The first reply of a host, before distmagic's code runs on it; see
     `distmagic.remote.contact.boot`.

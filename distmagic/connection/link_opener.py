@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 
 from distmagic.connection.connections import Connections
@@ -11,13 +10,14 @@ from distmagic.connection.link import Link
 from distmagic.connection.parallel import begin_all, close_result
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.access import Access
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Hosts
 
 UNKNOWN_HOST = -1  # the index of a host that this notebook does not know
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Fleet:
     """The hosts of a run or a request, and how to reach them.
 
@@ -25,12 +25,12 @@ class Fleet:
     join the job.
     """
 
-    hosts: tuple[Host, ...]
+    hosts: Hosts
     access: Access
-    spare: tuple[Host, ...] = ()
+    spare: Hosts = ()
 
     @property
-    def known(self) -> tuple[Host, ...]:
+    def known(self) -> Hosts:
         """All hosts that have an index."""
         return (*self.hosts, *self.spare)
 
@@ -40,7 +40,7 @@ class Fleet:
         return tuple(host.name for host in self.known)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LinkOpener:
     """Opens links to the hosts of a fleet, by host index. `asker` asks the questions of the run."""
 

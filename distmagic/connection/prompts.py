@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distmagic.errors import AuthenticationError
+from distmagic.remote.frozen import frozen
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _TURN_S = 0.02  # pause between checking the futures and checking the questions
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Question:
     prompt: str
     secret: bool

@@ -112,10 +112,8 @@ _ROWS = (
 )  # fmt: skip
 
 
-_OF_A_HOST = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-)  # they name its own devices
+# They name a host's own devices.
+_OF_A_HOST = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def rows(subjects: Sequence[Subject]) -> list[Trait]:

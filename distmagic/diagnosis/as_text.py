@@ -26,7 +26,11 @@ def text(report: Diagnosis) -> str:
 
 def in_words(findings: Sequence[Finding]) -> str:
     """Return the findings, each with its hosts, the evidence, and its cure below; "" for none."""
-    return "\n".join(_in_words(*one) for one in together(findings).items())
+    lines = []
+    for finding, hosts in together(findings).items():
+        lines.append(f"{finding.level}: {', '.join(hosts)}: {finding.evidence}")
+        lines += [f"  {line}" for line in finding.cure.splitlines()]
+    return "\n".join(map(plain, lines))
 
 
 def tables(report: Diagnosis) -> list[tuple[str, Sequence[Line]]]:
@@ -68,9 +72,3 @@ def together(findings: Sequence[Finding]) -> Mapping[Finding, list[str]]:
     for one in findings:
         hosts.setdefault(replace(one, host="", check=""), []).append(one.host)
     return hosts
-
-
-def _in_words(finding: Finding, hosts: Sequence[str]) -> str:
-    lines = [f"{finding.level}: {', '.join(hosts)}: {finding.evidence}"]
-    lines += [f"  {line}" for line in finding.cure.splitlines()]
-    return "\n".join(map(plain, lines))

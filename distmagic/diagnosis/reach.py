@@ -29,10 +29,8 @@ _BY_HAND = (
 )
 _LARGE_BY_HAND = "By hand: {dialler} ping -c 3 -M do -s {payload} {address}"
 _USUAL_MTU, _SAFE_MTU = 1500, 1280  # of Ethernet; of any network with IPv6
-_HEADERS = {
-    False: 28,
-    True: 48,
-}  # bytes of a ping before its payload, by whether it is IPv6
+# Bytes of a ping before its payload, by whether it is IPv6.
+_HEADERS = {False: 28, True: 48}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,7 +124,7 @@ def findings(subjects: Sequence[Subject]) -> Iterator[Finding]:
 
 
 def _of_port(subjects: Sequence[Subject], doors: Sequence[_Door]) -> Iterator[Finding]:
-    explained: list[_Door] = []
+    explained = []
     for one in subjects:
         into = [door for door in doors if door.dialled is one]
         out = [door for door in doors if door.dialler is one]

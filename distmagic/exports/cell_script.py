@@ -135,9 +135,8 @@ class _Head:
 
     namespace: Mapping[str, object]
     texts: Mapping[str, str]
-    own: frozenset[
-        str
-    ]  # names that the cell's text assigns: a definition before it may use them, too
+    # Names that the cell's text assigns: a definition before it may use them, too.
+    own: frozenset[str]
     imports: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_values import refuse_zero_bytes
@@ -15,7 +16,7 @@ from distmagic.request.spec import JobSpec, Pairs
 PROGRAM = "program"  # the folder with the program of the ranks
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class File:
     """A file of the exported folder, with its permissions."""
 
@@ -28,7 +29,7 @@ class File:
     is_for_all: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ExportedProgram:
     """The program for every rank."""
 
@@ -48,7 +49,7 @@ class ExportedProgram:
     launcher: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ExportedJob:
     """One job. `hosts` are its hosts' names if the user gave any, each with its number of ranks or
     None.

@@ -178,7 +178,7 @@ class Arrivals:
         self._door.close()
         self._listener.close()
         self._proof.withdraw()
-        channels: list[Channel | None] = []
+        channels = []
         with self.changed:  # connections from now on are closed on arrival
             for member in self.members:
                 channels += [member.down, member.up, *member.pieces.values()]

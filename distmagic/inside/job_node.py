@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 
 Environ = Mapping[str, str]
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _CANDIDATES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RankTask:
     """One rank of a job that starts one process for each rank.
 
@@ -27,7 +27,7 @@ class RankTask:
     said_by: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobNode:
     """One process of a job that a system has started on all nodes."""
 

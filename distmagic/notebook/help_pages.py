@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 _NOT_SEARCHED = ("benchmarks",)  # a table of measurements
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(([a-z_-]+)\.md(?:#[^)]*)?\)")
-_HEADING = re.compile(
-    r"^##? (.*)\n(?=\n)", re.MULTILINE
-)  # a comment in code has code below it
+# A comment in code has code below it, and a heading an empty line.
+_HEADING = re.compile(r"^##? (.*)\n(?=\n)", re.MULTILINE)
 _TABLE_HEAD = re.compile(r"(\|.*\n\|[-| ]+\|\n)")
 _PIECE = re.compile(r".+\n(?:(?!- ).+\n)*(?:\n*(?:```(?:.|\n)*?```\n|(?: {4}.*\n)+))*")
 _WORD = re.compile(r"[^\W_]+")

@@ -21,7 +21,7 @@ from distmagic.request import systems
 from distmagic.request.access import CONNECT_TIMEOUT_S
 from distmagic.request.config import Chosen, read_hostfile
 from distmagic.request.flags import Request
-from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.hosts import Hosts, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.report import Report
@@ -42,17 +42,14 @@ def hosts(line: CommandLine) -> None:
     if part is not None:
         print(f"{', '.join(part.place.names)}  ({part.place.words})")
         return
-    print(f"{listed(chosen.hosts)}  ({chosen.source}){_way(notebook)}")
-
-
-def _way(notebook: Notebook) -> str:
-    """Return the settings for reaching the hosts (Pythons, SSH file) as text, "" for none."""
+    # The settings for reaching the hosts.
     config = notebook.config
     parts = [f"--python {config.python}"] if config.python else []
     parts += [f"--python {name}={path}" for name, path in config.pythons.items()]
     if config.ssh_config:
         parts.append(f"--ssh-config {config.ssh_config}")
-    return "  " + " ".join(parts) if parts else ""
+    way = "  " + " ".join(parts) if parts else ""
+    print(f"{listed(chosen.hosts)}  ({chosen.source}){way}")
 
 
 def _set(line: CommandLine) -> None:
@@ -249,9 +246,7 @@ def doctor(line: CommandLine) -> Report:
     return found
 
 
-def _with_collectives(
-    line: CommandLine, found: Report, hosts: tuple[Host, ...]
-) -> Report:
+def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
     """Return the report with the measurements of a run with one rank on each host.
 
     That run leaves nothing on the hosts.

@@ -16,7 +16,7 @@ from distmagic import sanitize
 from distmagic.errors import DistmagicError
 from distmagic.notebook.settings import CommandLine
 from distmagic.planning.jobs import Job, choose, whereabouts
-from distmagic.request.hosts import LOCALHOST, Host
+from distmagic.request.hosts import LOCALHOST, Hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.first_links import FirstLinks
@@ -27,7 +27,7 @@ def say(text: str) -> None:
     print(sanitize.lines(text))
 
 
-def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
+def known_hosts(line: CommandLine, job_name: str = "") -> Hosts:
     """Return the hosts of the notebook; for a job that this kernel has started, its hosts first."""
     session = line.notebook.session()
     request = line.request
@@ -45,9 +45,9 @@ def known_hosts(line: CommandLine, job_name: str = "") -> tuple[Host, ...]:
 
 def reach(
     line: CommandLine,
-    hosts: tuple[Host, ...],
+    hosts: Hosts,
     job_name: str = "",
-    spare: tuple[Host, ...] = (),
+    spare: Hosts = (),
 ) -> FirstLinks:
     """Start to connect to `hosts` in the background; a followed job may later use `spare` hosts.
 
@@ -105,8 +105,8 @@ def all_jobs(line: CommandLine) -> tuple[Job, ...]:
 def find(
     line: CommandLine,
     name: str,
-    places: Callable[[Job, tuple[Host, ...]], tuple[Host, ...]] = whereabouts,
-) -> tuple[Job, tuple[Host, ...]]:
+    places: Callable[[Job, Hosts], Hosts] = whereabouts,
+) -> tuple[Job, Hosts]:
     """Return a job and its hosts, in the order of its nodes; by `known_whereabouts`, those that
     answered.
 

@@ -178,7 +178,7 @@ def note_library_changes(
     noted: set[tuple[str, int, str]],
 ) -> None:
     """Print once which library changes, also by the cell `filename`, are missing on ranks."""
-    found: list[LocalEffect] = []
+    found = []
     texts = ["".join(linecache.getlines(name)) for name in labels]
     tables: Tables = {}
     for index, (name, label) in enumerate(labels.items()):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from distmagic.payload.pack import Payload
     from distmagic.render.screen import Screen
     from distmagic.request.access import Access
-    from distmagic.request.hosts import Host
+    from distmagic.request.hosts import Hosts
     from distmagic.session.background import BackgroundRun
     from distmagic.session.session import Session
 
@@ -177,7 +177,7 @@ class Magics:
         request: flags.Request,
         plan: cells.CellPlan,
         variable: str,
-        hosts: tuple[Host, ...],
+        hosts: Hosts,
         access: Access,
     ) -> Run | Detached | BackgroundRun | None:
         """Run the cell on these hosts, or on those of its allocation; None for a dry run."""

@@ -21,7 +21,7 @@ from distmagic.notebook.settings import CommandLine
 from distmagic.request import flag_parser, flags
 from distmagic.request.access import Access
 from distmagic.request.flags import USAGE, split_program
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Hosts
 
 
 def run(line: CommandLine) -> object:
@@ -65,7 +65,7 @@ def _run_program(line: CommandLine) -> object:
         return None
     session = notebook.session()
 
-    def run_on(hosts: tuple[Host, ...], access: Access) -> Any:
+    def run_on(hosts: Hosts, access: Access) -> Any:
         if request.dry_run:
             text = programs.dry_run(
                 session, request, program, hosts, access, line.asker

@@ -17,7 +17,7 @@ from distmagic.remote.frozen import frozen
 from distmagic.request import flags
 from distmagic.request.access import Access
 from distmagic.request.config import Chosen, Distmagic, choose_hosts
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, Hosts
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -107,7 +107,7 @@ class Notebook:
         return choose_hosts(request, self.hosts, self.config, os.environ)
 
     def access(
-        self, request: flags.Request, hosts: tuple[Host, ...], *, synced: bool = True
+        self, request: flags.Request, hosts: Hosts, *, synced: bool = True
     ) -> Access:
         """Return how to reach `hosts`: playground hosts use the playground's own SSH configuration.
 
@@ -138,7 +138,7 @@ class Notebook:
                 pythons[host] = self.synced[host]
         return replace(access, pythons=tuple(pythons.items()))
 
-    def way(self, request: flags.Request) -> tuple[tuple[Host, ...], Access]:
+    def way(self, request: flags.Request) -> tuple[Hosts, Access]:
         """Return the hosts of `request` and how to reach them; for a scheduler's nodes no hosts.
 
         Raises `UsageError`.
@@ -148,7 +148,7 @@ class Notebook:
         hosts = self.choose(request).hosts
         return hosts, self.access(request, hosts)
 
-    def place(self) -> tuple[tuple[Host, ...], Access]:
+    def place(self) -> tuple[Hosts, Access]:
         """Return the hosts of a cell without flags, and how to reach them; () if no hosts were set.
 
         Raises `UsageError`.
@@ -177,7 +177,7 @@ class Notebook:
         self,
         request: flags.Request,
         digest: Callable[[], str],
-        run_on: Callable[[tuple[Host, ...], Access], Any],
+        run_on: Callable[[Hosts, Access], Any],
         before: Callable[[], object] = lambda: None,
     ) -> Any:
         """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run
@@ -252,12 +252,11 @@ class CommandLine:
 
 def listed(hosts: Iterable[Host]) -> str:
     """Return `hosts` in the user's notation."""
-    return ", ".join(_written(host) for host in hosts)
-
-
-def _written(host: Host) -> str:
-    numbers = [str(number) for number in (host.port, host.slots) if number is not None]
-    is_ipv6 = ":" in host.name
-    name = f"[{host.name}]" if numbers and is_ipv6 else host.name
-    login = f"{host.user}@{name}" if host.user else name
-    return ":".join([login, *numbers])
+    found = []
+    for host in hosts:
+        numbers = [str(one) for one in (host.port, host.slots) if one is not None]
+        is_ipv6 = ":" in host.name
+        name = f"[{host.name}]" if numbers and is_ipv6 else host.name
+        login = f"{host.user}@{name}" if host.user else name
+        found.append(":".join([login, *numbers]))
+    return ", ".join(found)

@@ -22,7 +22,7 @@ from distmagic.remote.frozen import frozen
 from distmagic.remote.records import journal
 from distmagic.remote.wire.protocol import Folder, FoundFile
 from distmagic.request.spec import check_tracker
-from distmagic.state.hangs import listed
+from distmagic.state.explanation import listed
 from distmagic.state.model import RunState
 from distmagic.tracking.points import Unsent
 from distmagic.tracking.writers import TensorBoard
@@ -92,9 +92,8 @@ class Run(Returned):
         self._files = Files(state.job, open_link)
         self._open_link = open_link
         self._shown_in = cell_number() if shown else None
-        self.unfetched: tuple[
-            str, ...
-        ] = ()  # of --fetch and --results: what was not copied
+        # Of --fetch and --results: what was not copied.
+        self.unfetched: tuple[str, ...] = ()
         # No attribute may refer to the run itself: a reference cycle would outlive `del run` until
         # the next garbage collection.
         self._results = Results(state, small_results, self._files.fetch)
@@ -233,8 +232,8 @@ class Run(Returned):
             if folders.get(name, worker.node_rank) != worker.node_rank:
                 name = f"{worker.host}-node{worker.node_rank}"
             folders[name] = worker.node_rank
-        paths: list[Path] = []
-        errors: list[DistmagicError] = []
+        paths = []
+        errors = []
         for name, node_rank in folders.items():
             try:
                 paths += self._work_dir(node_rank).fetch(pattern, to / name)

@@ -12,6 +12,7 @@ them. Read the modules in this order:
     on_ranks.py        faults of a program that are visible in its text before it runs
     refused.py         values that must not be sent although they can be pickled
     pack.py            turns a call, its code and its large values into a `Payload`
+    pack_errors.py     why a call can't travel, as errors that name the variable
     program.py         the same for a script with its arguments
     tree.py            turns files into blobs, and a list of them
     work_files.py      all files that a run sends: a folder, and local modules

@@ -9,10 +9,10 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from distmagic.errors import PayloadError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.system import threads
@@ -21,7 +21,7 @@ from distmagic.remote.wire.protocol import Blob
 _TOUCH_S = 30.0  # pause between two touches of files in use
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LocalBlob:
     """A content-addressed file on this machine.
 

@@ -187,7 +187,7 @@ def _shortened(code: CodeType, name: str) -> CodeType:
 
     Hosts do not need them.
     """
-    consts: list[object] = []
+    consts = []
     for const in code.co_consts:
         consts.append(_shortened(const, name) if isinstance(const, CodeType) else const)
     is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")

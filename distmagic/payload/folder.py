@@ -13,6 +13,7 @@ from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import seen_files
 from distmagic.payload.ignored import rules_above
 from distmagic.payload.sizes import allowance_gib, size_text
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import places
 
 MAX_FILES = 100_000
@@ -31,7 +32,7 @@ _PRIVATE = {
 _NAMED_AT_MOST = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LocalFile:
     """A file of this machine."""
 

@@ -18,20 +18,20 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
 
 from distmagic.errors import PayloadError
 from distmagic.payload.folder import content_of
+from distmagic.remote.frozen import frozen
 
 MAX_FILES = 2_000
 MAX_BYTES = 20 << 20
 _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LocalModule:
     """A top-level module of the user: its file, or the directories of a package."""
 

@@ -27,6 +27,7 @@ from distmagic.payload.local_modules import (
     python_files,
     python_texts,
 )
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.cells.notebook_effects import ENVIRON, acts, dotted
 
@@ -49,7 +50,7 @@ _OF_TORCH = ("mp", "multiprocessing", "torch.multiprocessing")
 Text = tuple[str, str | bytes, Container[int] | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnRanks:
     """What ranks may, or must not, have loaded when they start."""
 

@@ -17,6 +17,7 @@ from distmagic.errors import PayloadError
 from distmagic.payload import blobs
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.folder import Contents, LocalFile
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import found_files, manifest
 from distmagic.remote.records.manifest import LARGE_BYTES, ListedFile, Manifest
 from distmagic.remote.wire.protocol import Blob
@@ -26,7 +27,7 @@ _ONE_IN = 64  # share of files that end a pack
 _MOST_PACKS = 8_000  # all names must fit into one message
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Tree:
     """The files for a run's working directory, as blobs; `inside` is the subfolder in which ranks
     start.
@@ -96,7 +97,12 @@ class _Packing:
 
     def add(self, path: str, file: LocalFile) -> None:
         if file.size_bytes >= LARGE_BYTES:
-            self._add_large(path, file)
+            with file.path.open("rb") as source:
+                size = source.seek(0, os.SEEK_END)
+                sha256 = found_files.digest(source, 0, size)
+            blob = Blob(sha256=sha256, size_bytes=size)
+            whole = LocalBlob(blob=blob, path=file.path, is_users=True)
+            self._list(path, self._number_of(whole), 0, size, file)
             return
         data = file.path.read_bytes()
         self._open.append((path, file, data))
@@ -119,14 +125,6 @@ class _Packing:
             self._list(path, number, offset, len(part), file)
             offset += len(part)
         self._open, self._open_bytes = [], 0
-
-    def _add_large(self, path: str, file: LocalFile) -> None:
-        with file.path.open("rb") as source:
-            size = source.seek(0, os.SEEK_END)
-            sha256 = found_files.digest(source, 0, size)
-        blob = Blob(sha256=sha256, size_bytes=size)
-        number = self._number_of(LocalBlob(blob=blob, path=file.path, is_users=True))
-        self._list(path, number, 0, size, file)
 
     def _number_of(self, pack: LocalBlob) -> int:
         """Record a pack, and return its number."""

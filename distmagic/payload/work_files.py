@@ -116,7 +116,7 @@ def gather(
     `script` must be in `folder`. Raises the errors of `with_tree`, except the size limit.
     """
     contents = Contents()
-    owned: list[str] = []
+    owned = []
     inside = ""
     if folder is not None:
         folder, current = folder.resolve(), current.resolve()
@@ -251,7 +251,7 @@ def _ignored_but_named(contents: Contents) -> str:
     """
     if not contents.ignored:
         return ""
-    in_code: set[str] = set()
+    in_code = set()
     for path, file in contents.files.items():
         if path.endswith(".py"):
             text = file.path.read_text(encoding="utf-8", errors="replace")

@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 
 # Importing the wire's messages would take a third of the time allowed for %load_ext.
 if TYPE_CHECKING:
     from distmagic.remote.wire.protocol import JobListing, JobTerms
-    from distmagic.request.hosts import Host
+    from distmagic.request.hosts import Host, Hosts
 
 
-_EACH_ONE_S_OWN = (
-    "localhost",
-    "127.0.0.1",
-    "::1",
-)  # names that every machine has for itself
+# Names that every machine has for itself.
+_EACH_ONE_S_OWN = ("localhost", "127.0.0.1", "::1")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Job:
     """One job, running or ended, as far as the hosts that answered know it."""
 
@@ -189,7 +187,7 @@ def choose(jobs: Sequence[Job], name: str) -> Job:
     )
 
 
-def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+def whereabouts(job: Job, hosts: Sequence[Host]) -> Hosts:
     """Return the hosts of a job in the order of its nodes, chosen from the asked `hosts`.
 
     A host that is down and has not listed the job is found by its name. Raises `UsageError`.
@@ -207,7 +205,7 @@ def whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
     return tuple(found)
 
 
-def known_whereabouts(job: Job, hosts: Sequence[Host]) -> tuple[Host, ...]:
+def known_whereabouts(job: Job, hosts: Sequence[Host]) -> Hosts:
     """Return the hosts that have listed a job, in the order of `job.known`, chosen from the asked
     `hosts`.
     """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from distmagic.errors import PreflightError, UsageError
 from distmagic.payload.sizes import plural
 from distmagic.planning import torchrun
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import (
     Facts,
     JobTerms,
@@ -30,7 +31,7 @@ from distmagic.request.spec import JobSpec, Pairs, split_endpoint
 OWN_STORES = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Reached:
     """A host that answered, with the facts about it and its address for the other nodes."""
 
@@ -39,7 +40,7 @@ class Reached:
     route: Route
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NodePlan:
     """What one host starts."""
 
@@ -54,7 +55,7 @@ class NodePlan:
     address: str  # the address to which the other hosts connect
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Plan:
     """The plan of a whole run.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from distmagic.remote.frozen import frozen
 
 # How long a range of nodes waits for one more node before it starts, after which time a lost node
 # no longer counts, and how long the others wait for one that is lost during a rendezvous. torch's
@@ -13,7 +14,7 @@ _ELASTIC_CONF = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Rendezvous:
     """Rendezvous settings, the same for all nodes. Node 0 listens at `address` and `port`."""
 
@@ -26,7 +27,7 @@ class Rendezvous:
     max_restarts: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NodeWords:
     """The values of one node's flags as texts: an exported job has shell variables instead of some
     numbers.

@@ -23,12 +23,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 
 import asyncssh
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import processes
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
@@ -48,7 +49,7 @@ _PASSED_ON = ("LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _GPUS = "DISTMAGIC_PLAYGROUND_GPUS"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SharedByHosts:
     """Data shared by all hosts: the playground's directory, its user, the key that may log in,
     running commands.
@@ -408,7 +409,7 @@ def end_all() -> None:
     """End all processes of the hosts: SIGTERM, and SIGKILL after `GRACE_S`."""
     begun = time.monotonic()
     # Each process gets SIGTERM once; a pid alone may be reused.
-    terminated: set[tuple[int, int]] = set()
+    terminated = set()
     while left := processes.descendants(os.getpid()):
         past_s = time.monotonic() - begun
         if past_s > GRACE_S + _GIVE_UP_S:

@@ -110,16 +110,13 @@ def _head(view: Overview) -> str:
     is_alarming = any(alert.level == "error" for alert in view.alerts)
     tone = "dm-failed" if is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
-    return line + _what(view) + "".join(map(alert_html, view.alerts))
-
-
-def _what(view: Overview) -> str:
-    """Return the line with the call, the name and the start time of a run."""
+    # The line with the call, the name and the start time of a run.
     parts = [f'job <b class="dm-job">{escape(view.job)}</b>', escape(view.since)]
     if view.call:
         parts.insert(0, f"<code>{escape(view.call)}</code>")
     words = " · ".join(part for part in parts if part)
-    return f'<div class="dm-what">{words}</div>'
+    line += f'<div class="dm-what">{words}</div>'
+    return line + "".join(map(alert_html, view.alerts))
 
 
 def _phase_class(phase: str) -> str:

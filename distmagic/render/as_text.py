@@ -66,7 +66,7 @@ def milestones(before: RunState | None, after: RunState) -> tuple[str, ...]:
     """Return lines for a log: a change of the run's phase, and new errors."""
     view = overview(after)
     old_phase = ""
-    old_texts: set[str] = set()
+    old_texts = set()
     if before is not None:
         old = overview(before)
         old_phase = old.phase
@@ -109,23 +109,18 @@ def _table(groups: Sequence[Group], metrics: Sequence[str], width: int) -> list[
     """Return the lines of the table: titles, and the rows of each group under its own title."""
     if not any(group.rows for group in groups):
         return []
-    lines = text_lines(_fitting(columns(groups, metrics), width))
-    return under_titles(groups, [cut(line, width) for line in lines], "{}:".format)
-
-
-def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Return the columns that fit `width`: the least important are left out, and the note is cut to
-    what remains.
-    """
-    fixed = [column for column in columns if column.key != "note"]
+    # The least important columns are left out, and the note is cut to what remains.
+    every = columns(groups, metrics)
+    fixed = [column for column in every if column.key != "note"]
     while _width(fixed) > width and any(column.spare for column in fixed):
         fixed.remove(max(fixed, key=lambda column: column.spare))
     room = width - _width(fixed) - len(GAP)
-    for note in columns[-1:] if columns[-1].key == "note" else ():
-        if room >= min(_MIN_NOTE, note.width):
-            cells = [cut(cell, room) for cell in note.cells]
-            fixed.append(replace(note, title="", cells=cells))
-    return fixed
+    note = every[-1]
+    if note.key == "note" and room >= min(_MIN_NOTE, note.width):
+        cells = [cut(cell, room) for cell in note.cells]
+        fixed.append(replace(note, title="", cells=cells))
+    lines = [cut(line, width) for line in text_lines(fixed)]
+    return under_titles(groups, lines, "{}:".format)
 
 
 def _width(columns: Sequence[Column]) -> int:

@@ -39,27 +39,24 @@ def chart_data(state: RunState) -> list[dict[str, object]]:
         while shown in charts:
             number += 1
             shown = f"{plain(name)} ({number})"
-        charts[shown] = {"name": shown, **_chart(state, name, points)}
+        curve = curve_of(state, name, points)
+        if len(curve.lines) > MAX_LINES:
+            lines = [_line(-1, joined(curve), curve.all_holes, curve.last_words)]
+        else:
+            lines = [
+                _line(rank, line, line.holes, q.number(line.last))
+                for rank, line in curve.lines.items()
+            ]
+        charts[shown] = {
+            "name": shown,
+            "counts_steps": curve.by_step,
+            "is_log": curve.frame.is_log,
+            "ranks": len(curve.lines),
+            "lines": lines,
+            "last": curve.last_words,
+            "warning": curve.warning,
+        }
     return list(charts.values())
-
-
-def _chart(state: RunState, name: str, points: int) -> dict[str, object]:
-    curve = curve_of(state, name, points)
-    if len(curve.lines) > MAX_LINES:
-        lines = [_line(-1, joined(curve), curve.all_holes, curve.last_words)]
-    else:
-        lines = [
-            _line(rank, line, line.holes, q.number(line.last))
-            for rank, line in curve.lines.items()
-        ]
-    return {
-        "counts_steps": curve.by_step,
-        "is_log": curve.frame.is_log,
-        "ranks": len(curve.lines),
-        "lines": lines,
-        "last": curve.last_words,
-        "warning": curve.warning,
-    }
 
 
 def _line(

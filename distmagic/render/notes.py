@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from distmagic.failures import detailed_logs
 from distmagic.render.text_width import one_line, plain
-from distmagic.state.hangs import listed
+from distmagic.state.explanation import listed
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.standstill import IDLE_S, IDLE_SHARE, idle_hosts
 

@@ -72,7 +72,7 @@ def output_lines(state: RunState) -> str:
     # From the last line upward, so that the oldest lines are left out.
     upward = [log_line(line, " dm-open") for line in _open(state)]
     upward += map(log_line, reversed(shown_lines(state)[-_LINES:]))
-    kept: list[str] = []
+    kept = []
     room = _MAX_BYTES
     for text in upward:
         room -= len(text.encode())

@@ -24,13 +24,8 @@ from distmagic.render.rows import (
     mean,
 )
 from distmagic.render.text_width import one_line, plain
-from distmagic.state.hangs import (
-    Explanation,
-    dump_of,
-    explain_dump,
-    explain_last,
-    stacks_text,
-)
+from distmagic.state.explanation import Explanation, stacks_text
+from distmagic.state.hangs import dump_of, explain_dump, explain_last
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import ALIVE, RunPhase, meaning_of
 from distmagic.state.standstill import all_still_s, is_worth_saying, still_ranks
@@ -311,7 +306,7 @@ def prompts(state: RunState) -> list[dict[str, object]]:
     """Return the texts next to each input line of a page: where the rank waits, and its last
     output.
     """
-    found: list[dict[str, object]] = []
+    found = []
     for rank, paused in list(state.paused.items())[:_MAX_ALERTS]:
         said = [plain(line.text) for line in state.lines if line.rank == rank]
         found.append({

@@ -8,8 +8,8 @@ from distmagic.render import quantities as q
 from distmagic.render.as_html import alert_html, style
 from distmagic.render.overview import Alert
 from distmagic.render.text_width import one_line, plain
-from distmagic.state import hangs
-from distmagic.state.hangs import SHOWN_GROUPS, Explanation
+from distmagic.state import explanation
+from distmagic.state.explanation import SHOWN_GROUPS, Explanation
 
 
 def stacks_text(found: Explanation, job: str) -> str:
@@ -19,7 +19,9 @@ def stacks_text(found: Explanation, job: str) -> str:
         text += f": {plain(found.sentence)}"
     if found.advice:
         text += f"\n{plain(found.advice)}"
-    stacks = "\n".join(plain(line) for line in hangs.stacks_text(found).split("\n"))
+    stacks = "\n".join(
+        plain(line) for line in explanation.stacks_text(found).split("\n")
+    )
     if stacks:
         text += f"\n\n{stacks}"
     return text
@@ -37,8 +39,8 @@ def stacks_html(found: Explanation, job: str) -> str:
     ]
     for index, group in enumerate(found.groups[:SHOWN_GROUPS]):
         is_odd = not index and len(found.groups) > 1
-        words = one_line(hangs.sentence_of(group, None))
-        lines = "\n".join(hangs.stack_lines(group))
+        words = one_line(explanation.sentence_of(group, None))
+        lines = "\n".join(explanation.stack_lines(group))
         level = "error" if is_odd else "warning"
         parts.append(alert_html(Alert(level, words, lines), is_open=is_odd))
     for host in found.unanswered:

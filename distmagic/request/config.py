@@ -24,7 +24,7 @@ from distmagic.request.flag_values import check_number, parse_size
 from distmagic.request.flags import Defaults, Request
 from distmagic.request.hosts import (
     LOCALHOST,
-    Host,
+    Hosts,
     parse_hostfile,
     parse_hosts,
     parse_slots,
@@ -116,7 +116,7 @@ def settings_of(parent: Configurable) -> Distmagic:
 class Chosen:
     """The hosts of a run. `source` describes where they were set."""
 
-    hosts: tuple[Host, ...] = field(default=(LOCALHOST,))
+    hosts: Hosts = field(default=(LOCALHOST,))
     source: str = "no hosts are named: this machine"
 
     @property
@@ -169,14 +169,14 @@ def _of_settings(config: Distmagic, environ: Mapping[str, str]) -> Chosen:
     return Chosen()
 
 
-def _named(text: str, where: str) -> tuple[Host, ...]:
+def _named(text: str, where: str) -> Hosts:
     try:
         return parse_hosts(text)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
 
 
-def read_hostfile(path: str) -> tuple[Host, ...]:
+def read_hostfile(path: str) -> Hosts:
     """Return the hosts of the hostfile at `path` (`~` is the home).
 
     Raises `UsageError` naming file and line.

@@ -80,8 +80,8 @@ def split_way(words: Sequence[str]) -> tuple[list[str], list[str]]:
     other words.
     """
     names = [f"--{flag.name}" for flag in FLAGS if flag.heading == "hosts"]
-    way: list[str] = []
-    others: list[str] = []
+    way = []
+    others = []
     rest = list(words)
     while rest:
         word = rest.pop(0)

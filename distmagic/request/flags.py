@@ -22,7 +22,7 @@ from distmagic.request.allocation import HostsRequest
 from distmagic.request.export import ExportRequest
 from distmagic.request.flag_table import FLAGS, NO_SYSTEM, SBATCH_FLAGS
 from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.hosts import Host, Slots
+from distmagic.request.hosts import Hosts, Slots
 from distmagic.request.spec import PAYLOAD_LIMIT_BYTES, JobSpec
 from distmagic.request.systems import System, Wanted
 
@@ -46,7 +46,7 @@ class Request:
 
     spec: JobSpec = field(default_factory=JobSpec)
     access: Access = field(default_factory=Access)
-    hosts: tuple[Host, ...] | None = None  # None if the line does not name hosts
+    hosts: Hosts | None = None  # None if the line does not name hosts
     hostfile: str | None = None  # None if the line does not name one
     # The request of `--on` to a scheduler, None for other hosts.
     allocation: HostsRequest | None = None
@@ -86,7 +86,7 @@ def parse_words(words: Sequence[str], defaults: Defaults) -> Request:
     Raises `UsageError` as `parse_line`.
     """
     own = list(words)
-    script_args: list[str] = []
+    script_args = []
     if "--" in own:
         place = own.index("--")
         own, script_args = own[:place], own[place + 1 :]
@@ -409,7 +409,14 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
     while place < len(words) and words[place].startswith("-"):
         if words[place] == "-m":
             _refuse_starter(words, place)
-            return tuple(words[:place]), _module(words[place + 1 :])
+            module, *args = words[place + 1 :] or [""]
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise UsageError(
+                    f"-m {module}: this is not a module's name.",
+                    "Write -m package.module.",
+                )
+            program = Program(target=module, args=tuple(args), is_module=True)
+            return tuple(words[:place]), program
         if words[place] == "--":
             place += 1
             break
@@ -431,12 +438,3 @@ def _refuse_starter(words: Sequence[str], place: int) -> None:
             f"{text.removesuffix(rest)}starts a program, and distmagic does that itself.",
             f"Leave it out: %distributed run {line}",
         )
-
-
-def _module(words: Sequence[str]) -> Program:
-    if not words or not all(part.isidentifier() for part in words[0].split(".")):
-        raise UsageError(
-            f"-m {' '.join(words[:1])}: this is not a module's name.",
-            "Write -m package.module.",
-        )
-    return Program(target=words[0], args=tuple(words[1:]), is_module=True)

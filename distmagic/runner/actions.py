@@ -16,9 +16,10 @@ The events below carry links and errors. Only the node table uses them; `fold` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from distmagic.connection.link import Link
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.state.events import Launched
 
@@ -28,7 +29,7 @@ TOO_LATE = protocol.StopNode(grace_s=0.0, reason="too late")
 # ---- actions
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Note:
     """Fold an event of the launcher into the state of the run."""
 
@@ -36,7 +37,7 @@ class Note:
     what: Launched
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Listen:
     """Put every event of a node on the queue until the link ends, starting after event number
     `after`.
@@ -47,7 +48,7 @@ class Listen:
     after: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Reconnect:
     """Connect once to the node's host, and follow the node."""
 
@@ -60,7 +61,7 @@ class Reconnect:
     can_ask: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Collect:
     """Fetch the small results of a node that has ended, and then keep its link idle.
 
@@ -72,7 +73,7 @@ class Collect:
     sizes: Mapping[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Join:
     """Make the lead of an elastic job register a host as a new node, and start the node's agent.
 
@@ -84,7 +85,7 @@ class Join:
     broken: Link | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Send:
     """Send a message over links, without confirmation."""
 
@@ -92,7 +93,7 @@ class Send:
     message: protocol.Message
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Close:
     """Close a link that is no longer needed."""
 
@@ -105,7 +106,7 @@ Action = Note | Listen | Reconnect | Collect | Join | Send | Close
 # ---- events that end actions
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LinkEnded:
     """The events of a node have ended.
 
@@ -117,14 +118,14 @@ class LinkEnded:
     error: Exception | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Linked:
     """A new link follows the node."""
 
     link: Link
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AttemptFailed:
     """An attempt to connect has failed.
 
@@ -134,7 +135,7 @@ class AttemptFailed:
     error: Exception | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Collected:
     """The small results that arrived, by rank.
 
@@ -145,7 +146,7 @@ class Collected:
     is_kept_idle: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Joined:
     """The agent of a new node runs."""
 
@@ -155,7 +156,7 @@ class Joined:
     node_rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JoinFailed:
     """A host could not become a node this time.
 

@@ -27,6 +27,7 @@ from distmagic.connection.parallel import begin_all, join_errors
 from distmagic.connection.requests.blob_requests import deliver
 from distmagic.errors import ProtocolError
 from distmagic.payload.blobs import LocalBlob
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import Blob
 
@@ -40,7 +41,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Chain:
     """Blobs that are sent from host to host.
 
@@ -63,7 +64,7 @@ class Chain:
         return tuple(pairwise(members))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Routes:
     """The blobs that the notebook sends directly, by node, and the chains, which run one after
     another.

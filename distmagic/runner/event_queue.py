@@ -63,7 +63,7 @@ class EventQueue:
 
     def batch(self, timeout_s: float) -> list[Event]:
         """Wait for events at most `timeout_s`, and return them; [] for none."""
-        found: list[tuple[Event, int]] = []
+        found = []
         try:
             first = (
                 self._events.get(timeout=timeout_s)

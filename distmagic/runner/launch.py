@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from distmagic.connection.first_links import FirstLinks
@@ -28,6 +28,7 @@ from distmagic.payload.pack import Payload
 from distmagic.planning import torchrun
 from distmagic.planning.jobs import Job, check_orphans, found_jobs
 from distmagic.planning.plan import Plan, terms_of
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import processes
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.protocol import JobTerms, WorkDir
@@ -59,7 +60,7 @@ SWEEP_S = 15.0
 _ENDED_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Followed:
     """How far a run was followed: to its end, or until it was detached.
 

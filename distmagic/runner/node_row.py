@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from distmagic.connection.link import Link
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.runner.actions import Joined
 from distmagic.state.events import NEVER_BEGAN
@@ -15,7 +16,7 @@ FIRST_PAUSE_S = 0.25  # pause between attempts to connect
 LONGEST_PAUSE_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Attempts:
     """Repeated attempts: the time of the next one (None during an attempt), the pause after it, and
     the deadline.
@@ -70,7 +71,7 @@ class HostJoin:
     joined: Joined | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Growth:
     """How hosts join an elastic job: `host_names` by host index; the `awaited` hosts were absent at
     the start.

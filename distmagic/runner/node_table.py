@@ -81,7 +81,6 @@ from distmagic.state.events import (
 
 Actions = list[Action]
 REFUSED_PAUSE_S = 60.0  # pause after an attempt to join was refused
-# It ends a node that has no ranks yet.
 
 
 class NodeTable:
@@ -133,7 +132,7 @@ class NodeTable:
         """
         self.is_stopping = True
         actions: Actions = []
-        links: list[Link] = []
+        links = []
         for node_rank in node_ranks:
             row = self.rows[node_rank]
             row.stop = message

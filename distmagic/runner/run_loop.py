@@ -307,7 +307,7 @@ class RunLoop:
                 self._memory = replace(self._memory, wants_detach=may)
             else:
                 self._typed[request.rank] = (request, None)
-        actions: list[Action] = []
+        actions = []
         for event in self.step():
             actions += self._table.receive(event)
         actions += self._table.due(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from functools import partial
 
 from distmagic.connection.connections import Connections
@@ -31,6 +30,7 @@ from distmagic.errors import (
 from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Plan, at_port
 from distmagic.planning.start_messages import start_messages
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
@@ -41,7 +41,7 @@ from distmagic.state.events import Sending, Starting, Warned
 _PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Start:
     """The part of a launch that sends missing files to hosts and starts their agents.
 
@@ -68,7 +68,7 @@ class Start:
             link.start(request)
             lease_keeper.keep_over_one_more(link)
 
-        started: list[Future[None]] = []
+        started = []
         try:
             self.loop.result(pool.submit(self._deliver))
             plan = self.loop.result(pool.submit(self._at_free_port))

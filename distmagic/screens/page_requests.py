@@ -41,13 +41,11 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
         content = {"status": "error", "evalue": str(error)}
     kernel.session.send(stream, _REPLY, content, parent, ident)
     thread = getattr(kernel, "control_thread", None)
-    if (
-        thread is not None
-    ):  # after the kernel has reported itself idle again for this request
+    if thread is not None:
+        # After the kernel has reported itself idle again for this request.
         thread.io_loop.add_callback(tell_busy, kernel)
-        thread.io_loop.call_later(
-            _LATER_S, tell_busy, kernel
-        )  # a view asks before its run is first shown
+        # A view asks before its run is first shown.
+        thread.io_loop.call_later(_LATER_S, tell_busy, kernel)
 
 
 def tell_busy(kernel: Any) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -22,10 +22,12 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.results import Results
 from distmagic.outcome.run import Returned, Run
 from distmagic.outcome.shown import cell_number, display_page
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
-from distmagic.state.hangs import Explanation, dump_of, explain_dump, unanswered
+from distmagic.state.explanation import Explanation
+from distmagic.state.hangs import dump_of, explain_dump, unanswered
 from distmagic.state.model import RunState
 
 Left = Run | Detached  # of a run: the job of a Detached runs on
@@ -78,7 +80,7 @@ class BackgroundScreen(Screen):
 
     def requests(self) -> tuple[UserRequest, ...]:
         """Return the requests to this run: by its methods, and on its screens."""
-        found: list[UserRequest] = []
+        found = []
         while self._asked:
             found.append(self._asked.popleft())
         for screen in tuple(self._screens):
@@ -325,7 +327,7 @@ class BackgroundRun(Returned):
             display_page({"text/plain": repr(self), "text/html": html})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunStacks:
     """Where the ranks of a job are: `explanation` has them in groups.
 

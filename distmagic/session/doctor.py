@@ -11,7 +11,7 @@ import sys
 import time
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from distmagic.diagnosis.finding import (
 )
 from distmagic.diagnosis.report import Report, report
 from distmagic.errors import DistmagicError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 from distmagic.runner.prepare import route_of_lead
@@ -63,7 +64,7 @@ PACKAGES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Visit:
     """A host with its answer. It listens on the ports in that for hosts that have its `secret`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from distmagic import sanitize
 from distmagic.comparison.compare import RunHistory
@@ -19,6 +19,7 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.outcome.run import left
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
+from distmagic.remote.frozen import frozen
 from distmagic.render.screen import Screen
 from distmagic.request.hosts import Host, Hosts
 from distmagic.runner.launch import Followed
@@ -32,7 +33,7 @@ from distmagic.state.model import RunState
 from distmagic.state.verdict import may_be_of_hosts
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunEnding:
     """Ends runs of a session: makes the `Run`, the error or the `Detached` of each.
 
@@ -133,7 +134,7 @@ class RunEnding:
         return alone
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobHandle:
     """A detached job, which runs on.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from distmagic.diagnosis.profile import Profile
 from distmagic.errors import Cancelled, ConnectionLost, DistmagicError, Unreachable
 from distmagic.names import owner as own_name
 from distmagic.planning.jobs import Job, found_jobs
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.protocol import (
     EnvironmentProgress,
     EnvironmentReady,
@@ -38,7 +38,7 @@ from distmagic.remote.wire.protocol import (
 )
 from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.session.packages import Packages
-from distmagic.state.hangs import Explanation
+from distmagic.state.explanation import Explanation
 
 T = TypeVar("T")
 _LOOK_S = 0.2
@@ -48,7 +48,7 @@ _SHOWN_LOG_BYTES = 2 << 20
 _LEAST_LOG_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stopped:
     """The result of stopping a job."""
 
@@ -63,7 +63,7 @@ class Stopped:
             raise join_errors(list(self.unknown.values()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Synced:
     """The environments that are ready, by host name; `error` names the other hosts with the
     reasons.

@@ -112,7 +112,14 @@ def _of_module(failure: Failure, host: str, folder: Path) -> str:
         or lies_at in ("built-in", "frozen")
         or local_modules.is_installed(lies_at)
     ):
-        return _of_package(failure, found["name"], host, is_here=spec is not None)
+        # A module of an installed package, or of Python's standard library.
+        if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
+            return ""
+        sync = " %distributed env sync installs this kernel's packages." if spec else ""
+        return (
+            f"The Python on {host} has no module {found['name']}. Install its package on that host, or name a Python that has it: "
+            f"--python PATH.{sync}"
+        )
     compiled = _compiled_in(places, rest)
     if origin and origin.endswith(tuple(EXTENSION_SUFFIXES)):
         compiled = origin
@@ -142,20 +149,6 @@ def _of_name(failure: Failure) -> str:
         f"{name} is defined in the notebook, but the ranks did not receive it. A run sends the names in its function's code, "
         "but not those in a text (eval, getattr, unpickling) or in a file.\n"
         "Write this name in the function, or pass its value as an argument."
-    )
-
-
-def _of_package(failure: Failure, name: str, host: str, *, is_here: bool) -> str:
-    """Return a hint for a module of an installed package, "" for one of Python's standard
-    library.
-    """
-    top = name.partition(".")[0]
-    if failure.type != "ModuleNotFoundError" or top in sys.stdlib_module_names:
-        return ""
-    sync = " %distributed env sync installs this kernel's packages."
-    return (
-        f"The Python on {host} has no module {name}. Install its package on that host, or name a Python that has it: "
-        f"--python PATH.{sync if is_here else ''}"
     )
 
 

@@ -14,10 +14,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records.environments import UV_EXPORT
 
 LOCK_FILES = ("uv.lock", "pylock.toml")
@@ -28,7 +28,7 @@ _FILES_BELOW = 20  # limit for requirements files that include each other
 _EXPORT_S = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Packages:
     """The packages of an environment, and its name."""
 

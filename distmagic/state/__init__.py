@@ -12,7 +12,8 @@ thread, reads a clock, contacts a host or writes to a screen. Read the modules i
     fold.py             `fold`: makes the next state from events; handles events of agents
     fold_ranks.py       handles events of ranks, and which node has which ranks
     fold_launcher.py    handles events of the launcher
-    hangs.py            where the ranks are, in groups and in words
+    explanation.py      where the ranks are, in words: groups, sentences, advice, stacks
+    hangs.py            groups the ranks by their stacks and calls, which makes an `Explanation`
     standstill.py       ranks without progress; requests for their stacks before a stop
     decide.py           decides: stop the run, mark nodes as lost, request stacks, detach the job
     verdict.py          the exception of a finished run, if it failed

@@ -382,7 +382,7 @@ def alive_elsewhere(state: RunState, limits: Limits) -> frozenset[int]:
     this notebook are not lost either, and the job is left.
     """
     there = state.there
-    found: list[NodeState] = []
+    found = []
     if _goes_on_unseen(state, limits):
         found = [node for node in there if node.was_met or node.is_heard]
     elif not state.stopping and any(node.is_reached for node in there):

@@ -22,11 +22,8 @@ from typing import Literal
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import StopReason
-from distmagic.state.hangs import (
-    Explanation,
-    dump_of,
-    unanswered,
-)
+from distmagic.state.explanation import Explanation
+from distmagic.state.hangs import dump_of, unanswered
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.progress import has_shown_progress, is_hung
 

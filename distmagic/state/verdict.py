@@ -20,7 +20,8 @@ from distmagic.errors import (
 from distmagic.failures import detailed_logs, failure_kind, network_errors
 from distmagic.remote.system import exit_codes, memory
 from distmagic.state.events import NEVER_BEGAN
-from distmagic.state.hangs import explain_failed_call, explain_last, stacks_text
+from distmagic.state.explanation import stacks_text
+from distmagic.state.hangs import explain_failed_call, explain_last
 from distmagic.state.model import NodeState, RunState, WorkerState
 from distmagic.state.phases import meaning_of
 

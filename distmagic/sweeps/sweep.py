@@ -31,7 +31,7 @@ from distmagic.render.screen import Screen
 from distmagic.render.text_width import one_line
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, Hosts
 from distmagic.request.spec import JobSpec
 from distmagic.session.background import BackgroundRun
 from distmagic.session.place import place_of
@@ -131,9 +131,8 @@ class Sweep:
         with self._has_changed:
             try:
                 self._begin()
-            except (
-                BaseException
-            ):  # an interrupt: nobody gets this object, and could stop it
+            # An interrupt: nobody gets this object, and could stop it.
+            except BaseException:
                 self._queue.clear()
                 for run in self.runs.values():
                     run.ask_to_stop()
@@ -289,7 +288,7 @@ class Sweep:
 
 def begin_sweep(
     session: Session,
-    where: tuple[Host, ...] | HostsRequest,
+    where: Hosts | HostsRequest,
     access: Access,
     asker: NotebookAsker,
     spec: JobSpec,

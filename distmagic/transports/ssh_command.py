@@ -97,7 +97,7 @@ class CommandTransport(OpenProcesses):
         line = f"echo {_READY}; exec cat"  # valid in every shell
         child = spawn((*self._client, *options, *self._destination, line))
         master = self._master = PipedProcess(child, self.name)
-        late: list[bool] = []  # whether it had logged in when its time was over
+        late = []  # whether it had logged in when its time was over
 
         def give_up() -> None:
             late.append(self._socket.exists())

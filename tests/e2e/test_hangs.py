@@ -17,7 +17,7 @@ from traitlets.config import Config
 import distmagic
 from distmagic.api import session
 from distmagic.errors import Hung, UsageError
-from distmagic.state import hangs
+from distmagic.state.explanation import Explanation
 from distmagic.state.model import RunState
 from tests.e2e import runner, scripts
 from tests.e2e.runner import as_value, reach, the_job
@@ -217,9 +217,7 @@ def test_a_second_kernel_asks_a_job_that_then_goes_on(
     lab.assert_clean()
 
 
-def asked_until(
-    ask: Callable[[], hangs.Explanation], sentence: str
-) -> hangs.Explanation:
+def asked_until(ask: Callable[[], Explanation], sentence: str) -> Explanation:
     """Ask until the ranks have come to where they wait: they may only just have begun."""
     last = [ask()]
     while last[-1].sentence != sentence:

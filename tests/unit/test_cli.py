@@ -24,7 +24,7 @@ from distmagic.request.flags import Program
 from distmagic.screens import choose
 from distmagic.session import programs
 from distmagic.session.housekeeping import Stopped
-from distmagic.state.hangs import Explanation
+from distmagic.state.explanation import Explanation
 from tests import REPOSITORY
 from tests.builders.events import begun, output
 from tests.builders.shell import completed

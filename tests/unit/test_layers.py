@@ -107,8 +107,8 @@ _backward_hooks | torch/_C/__init__.pyi | remote.values.reductions.torch_objects
 _current_frames | sys.py | remote.rank.stay | a cell that waits for ranks outside it waits until an interrupt
 _base_executable | sys.py | remote.records.environments | environments are made from the Python that runs
 _cdata | torch/storage.py | remote.values.storages | no tensor can be sent
-_dump_fr_trace | torch/lib/libtorch_python.so | remote.training.groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
-_device_types | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
+_dump_fr_trace | torch/lib/libtorch_python.so | remote.training.torch_groups | the call of a rank that is out of step has no name, and a hang is explained by stacks alone
+_device_types | torch/_C/_distributed_c10d.pyi | remote.training.torch_groups | groups are noted as used, and none is kept
 _exit_barrier | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for its peers as torchrun does
 _find_imported_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
 _fmt | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
@@ -116,9 +116,9 @@ _class_setstate | cloudpickle/cloudpickle.py | remote.values.reductions.classes 
 _cloudpickle_submodules | cloudpickle/cloudpickle.py | remote.values.pickling | no function with inner functions can be sent
 _compiled_call_impl | torch/nn/modules/module.py | remote.values.reductions.torch_objects | a parametrized module that was compiled can't be sent
 _current_graph_task_id | torch/lib/libtorch_python.so | remote.training.steps | steps are not counted
-_get_backend | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups are noted as used, and none is kept
+_get_backend | torch/_C/_distributed_c10d.pyi | remote.training.torch_groups | groups are noted as used, and none is kept
 _get_protocol_attrs | typing.py | remote.values.reductions.source_form | no Protocol of a cell reaches a Python of another version, from 3.12 on
-_get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.groups | groups are noted as used
+_get_sequence_number_for_group | torch/lib/libtorch_python.so | remote.training.torch_groups | groups are noted as used
 _group_end | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups of NCCL are not broken
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent

@@ -16,7 +16,8 @@ from distmagic.errors import DistmagicError, PreflightError, ProtocolError, Usag
 from distmagic.planning.jobs import Job
 from distmagic.remote.records import journal, places
 from distmagic.remote.wire import protocol
-from distmagic.state.hangs import Explanation, explain
+from distmagic.state.explanation import Explanation
+from distmagic.state.hangs import explain
 
 A = TypeVar("A", protocol.LeadStart, protocol.NodeAdded)
 
@@ -191,7 +192,7 @@ def stacks(
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
-    found: list[protocol.Stacks] = []
+    found = []
     with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
         for message in messages:
             if isinstance(message, protocol.AgentGone | protocol.Refused):

@@ -144,7 +144,10 @@ class RemoteFolder:
         """
         if not seen_files.is_edited(target, self.began_up_s):
             return target
-        beside = target.with_name(_beside(target.name))
+        name = target.name
+        while len(os.fsencode(name + _BESIDE)) > _NAME_BYTES:
+            name = name[:-1]
+        beside = target.with_name(name + _BESIDE)
         text = f"{target} was edited on this machine, and is kept; the host's version is {beside.name}"
         print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
         return beside
@@ -241,13 +244,6 @@ def _place(to: Path, path: str) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder")
     return target
-
-
-def _beside(name: str) -> str:
-    """Return the name of the host's version of a file, at most as long as a name can be."""
-    while len(os.fsencode(name + _BESIDE)) > _NAME_BYTES:
-        name = name[:-1]
-    return name + _BESIDE
 
 
 def _is_same(target: Path, file: FoundFile) -> bool:

@@ -139,7 +139,14 @@ class NodeEnd:
             and now - failed_at > _TORCHRUN_REPORT_S
         ):
             self.stop(now, Cause("failed", self.start.node_rank))
-        if may_restart and self._waits_in_vain(now):
+        # Or torchrun can't restart its ranks (see `RestartWait`). Never in an elastic job: whenever
+        # its nodes change, ranks are asked to end, so those of a healthy node may return.
+        may_wait = may_restart and not self.start.terms.is_elastic
+        if may_wait and self._restart_wait.is_in_vain(
+            now,
+            self.rank_table.waits_since,
+            has_returned_node=self.gang.has_returned_node,
+        ):
             self.stop(now, Cause("failed", self.start.node_rank))
         # 4, 5 and 6. Idle ranks, timeout and lease come last: a job that has just failed did not
         # run too long. Once the agents exchange heartbeats, only the lead has the lease, because
@@ -175,18 +182,6 @@ class NodeEnd:
         if not self.termination.has_begun:
             self.has_left_barrier = True
             self.termination.begin(now, LEFTOVER_GRACE_S)
-
-    def _waits_in_vain(self, now: float) -> bool:
-        """Whether this node must end because torchrun can't restart its ranks (see `RestartWait`).
-
-        Never in an elastic job: whenever its nodes change, ranks are asked to end, so those of a
-        healthy node may return.
-        """
-        return not self.start.terms.is_elastic and self._restart_wait.is_in_vain(
-            now,
-            self.rank_table.waits_since,
-            has_returned_node=self.gang.has_returned_node,
-        )
 
     def _look_at_cells(self, now: float) -> None:
         if self._cell_wait.is_too_long(

@@ -107,10 +107,8 @@ class _Text:
         self._rank, self._stream = rank, stream
         # Events cover the log up to this position; a restarted rank appends to the same log.
         self._reported = self.log.end
-        self._tail = (
-            # The last bytes of the log: they may start a character or a colour sequence.
-            b""
-        )
+        # The last bytes of the log: they may start a character or a colour sequence.
+        self._tail = b""
         # The end of the text that the disk rejected, until an event has it.
         self._unlogged = bytearray()
         # Number of bytes that the disk rejected since that event.

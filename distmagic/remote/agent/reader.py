@@ -48,7 +48,7 @@ class Reader:
             self.is_open = False
             return []
         self._lines.feed(data)
-        found: list[protocol.Message] = []
+        found = []
         try:
             while (line := self._lines.line()) is not None:
                 _, message = protocol.decode(line)

@@ -208,8 +208,15 @@ class StackDumper:
             self._sources = _sources(self._code, self._bundle, self._modules)
         threads = stacks.threads_of(one.text, self._sources)
         silence = "" if threads else "its answer can't be read"
-        shown = tuple(_with_users_names(group, self._sources) for group in made)
-        self._journal_rank(one.rank, threads, silence, shown, request_id)
+        shown = []  # with the user's names of files, and without their lines
+        for group in made:
+            calls = []
+            for call in group.calls:
+                frames = [stacks.renamed(each, self._sources) for each in call.frames]
+                plain = tuple(replace(frame, text="") for frame in frames)
+                calls.append(replace(call, frames=plain))
+            shown.append(replace(group, calls=tuple(calls)))
+        self._journal_rank(one.rank, threads, silence, tuple(shown), request_id)
 
     def _journal_rank(
         self,
@@ -252,21 +259,6 @@ def _state(rank: RankProcess) -> tuple[str, str]:
     if function in ("", "0"):  # 0: this user may not read it
         return now.state, ""
     return now.state, f" ({function})"
-
-
-def _with_users_names(
-    group: protocol.GroupRecord, sources: Sources
-) -> protocol.GroupRecord:
-    calls = [
-        replace(
-            call,
-            frames=tuple(
-                replace(stacks.renamed(one, sources), text="") for one in call.frames
-            ),
-        )
-        for call in group.calls
-    ]
-    return replace(group, calls=tuple(calls))
 
 
 def _sources(code: Path, bundle: str, modules: str) -> Sources:

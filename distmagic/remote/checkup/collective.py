@@ -13,9 +13,8 @@ _SMALL, _LARGE = 2, 2 << 20  # elements of four bytes each
 _LARGE_ON_GPUS = 16 << 20
 _SMALL_TIMES, _LARGE_TIMES = 30, 5
 
-Measured = tuple[
-    int, float, float
-]  # the other rank, seconds for 8 bytes, bytes per second
+# The other rank, seconds for 8 bytes, bytes per second.
+Measured = tuple[int, float, float]
 
 
 def measure() -> list[Measured]:
@@ -32,7 +31,7 @@ def measure() -> list[Measured]:
     device = torch.device("cuda" if has_gpus else "cpu")
     rank, size = dist.get_rank(), dist.get_world_size()
     numbers = _LARGE_ON_GPUS if has_gpus else _LARGE
-    found: list[Measured] = []
+    found = []
     for pairs in rounds(size):
         other, group = -1, None
         for pair in pairs:

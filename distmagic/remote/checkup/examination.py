@@ -68,7 +68,7 @@ def _addresses_of(name: str) -> tuple[str, ...] | None:
     """Return the addresses of a name, () if it has none; None if unknown, as no name server answers
     in time.
     """
-    found: list[str] = []
+    found = []
 
     def resolve() -> None:
         with contextlib.suppress(OSError):

@@ -109,7 +109,7 @@ class EnvironmentSync:
         self._must(environment, [*argv, str(environment.path)], cure)
         if uv:  # only now: it makes an environment in an empty folder
             _begin(environment, request.owner)
-        sources: list[str] = []
+        sources = []
         if not uv:
             python, uv = str(environment.python), str(environment.path / "bin" / "uv")
             pip = [python, "-m", "pip"]
@@ -121,7 +121,7 @@ class EnvironmentSync:
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
             wanted.write_text(request.lock["pylock.toml"], encoding="utf-8")
-            lines: list[str] = []
+            lines = []
         elif request.lock:
             # The requirements equivalent to a uv.lock.
             folder = environment.path / "lock"

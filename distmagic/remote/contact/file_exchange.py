@@ -127,8 +127,8 @@ class FileExchange:
     def place(self, request: protocol.PlaceFiles) -> None:
         """Turn blobs into files, and send those that are missing. Raises OSError."""
         folder = _place(request.folder)
-        lacking: list[str] = []
-        placed: list[str] = []
+        lacking = []
+        placed = []
         left = Counter(file.blob.sha256 for file in request.files)
         for file in request.files:
             sha256, path = file.blob.sha256, file_names.unquoted(file.path)

@@ -167,7 +167,10 @@ class TemplateServer:
         try:
             socket_peer.check(conn)
             conn.sendall(protocol.encode(protocol.Templates(templates=(hello,))))
-            request, fds = _receive(conn)
+            _, fds, _, _ = socket.recv_fds(conn, 1, _MOST_FDS)
+            with conn.makefile("rb") as rest:
+                data = rest.read(_MAX_BYTES)
+            request = protocol.decode(data)[1] if data else None
             if isinstance(request, protocol.RenewLease):
                 self._renewed = self._clock()
             elif isinstance(request, protocol.ForkAgent) and len(fds) >= 2:
@@ -188,13 +191,6 @@ class TemplateServer:
             if os.getpid() == self._pid:  # a child uses them
                 for fd in fds:
                     os.close(fd)
-
-
-def _receive(conn: socket.socket) -> tuple[protocol.Message | None, list[int]]:
-    _, fds, _, _ = socket.recv_fds(conn, 1, _MOST_FDS)
-    with conn.makefile("rb") as rest:
-        data = rest.read(_MAX_BYTES)
-    return (protocol.decode(data)[1] if data else None), fds
 
 
 def _be_agent(

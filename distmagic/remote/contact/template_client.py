@@ -27,10 +27,8 @@ from distmagic.remote.system.customization import customizing_file
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.remote.wire import protocol
 
-PATIENCE_S = (
-    # Time limit for a template that is still importing torch; then the job starts without it.
-    20.0
-)
+# Time limit for a template that is still importing torch; then the job starts without it.
+PATIENCE_S = 20.0
 SETTINGS = "DISTMAGIC_TEMPLATE"
 # templates of one notebook; a variable that changes with each run must not fill the host's memory
 _MOST = 2

@@ -61,7 +61,7 @@ def environment(
     }
     env = {**start.defaults, **own, **start.env, processes.MARK: start.job}
     # Ranks import from the directory in which they start, and from the working directory around it.
-    paths: list[str] = []
+    paths = []
     if start.work is not None:  # the notebook machine has none of its own
         place = os.path.join(start.work.path, start.work.inside).rstrip("/")
         paths = list(dict.fromkeys([place, start.work.path]))

@@ -101,7 +101,14 @@ class Preloading:
             self._tried = package, names
             if not self._child:
                 processes.die_with_parent(parent)
-                _try(package, names, self._began_bytes)
+                # The child's exit code is the reason why the package can't be loaded.
+                why = "is not installed"
+                if is_installed(package):
+                    signal.alarm(SLOW_S)
+                    why = why_not(names, self._began_bytes)
+                for process in processes.descendants(os.getpid()):
+                    processes.send(process, signal.SIGKILL)
+                os._exit(_WHYS.index(why))
         return False
 
     def _judge(self, package: str, status: int) -> None:
@@ -113,17 +120,6 @@ class Preloading:
             self._tried = None
         if why and why != "is not installed":  # a module of the user
             self.refused[package] = why
-
-
-def _try(package: str, names: Iterable[str], began_bytes: int) -> None:
-    """Run the child, whose exit code is the reason why the package can't be loaded."""
-    why = "is not installed"
-    if is_installed(package):
-        signal.alarm(SLOW_S)
-        why = why_not(names, began_bytes)
-    for process in processes.descendants(os.getpid()):
-        processes.send(process, signal.SIGKILL)
-    os._exit(_WHYS.index(why))
 
 
 def is_installed(package: str) -> bool:
@@ -196,7 +192,7 @@ def _names_rank_variables(modules: Iterable[str]) -> bool:
         is_known = name.partition(".")[0] in READ_NO_RANK
         if is_known or not hasattr(loader, "get_code"):
             continue
-        waiting: list[object] = []
+        waiting = []
         with suppress(Exception):  # a loader of the package itself
             waiting.append(loader.get_code(name))
         while waiting:

@@ -24,12 +24,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from distmagic.remote.engine import forking, process_title
 from distmagic.remote.rank import sources
@@ -162,8 +161,12 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
         go_reading, go_writing = os.pipe()
         middle = os.fork()
         if middle == 0:
+            # The middle process forks the rank, reports its pid, and exits.
             unused = (pid_reading, pid_writing, go_writing)
-            _be_middle(partial(_be_rank, env, fds, go_reading, unused), pid_writing)
+            with suppress(OSError):
+                rank = forking.fork(partial(_be_rank, env, fds, go_reading, unused))
+                os.write(pid_writing, _ANSWER.pack(rank))
+            os._exit(0)
         # With this end closed, the read below gets end of file if the middle process dies before it
         # has written, for example when memory runs out.
         os.close(pid_writing)
@@ -177,13 +180,6 @@ def _fork_rank(env: dict[str, str], fds: list[int]) -> int:
         if fd >= 0:
             os.close(fd)
     return pid
-
-
-def _be_middle(be_rank: Callable[[], None], pid_writing: int) -> NoReturn:
-    """Fork the rank, report its pid, and exit."""
-    with suppress(OSError):
-        os.write(pid_writing, _ANSWER.pack(forking.fork(be_rank)))
-    os._exit(0)
 
 
 def _be_rank(

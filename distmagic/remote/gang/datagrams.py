@@ -17,6 +17,7 @@ import struct
 from dataclasses import astuple, dataclass
 from typing import Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import STOP_REASONS, StopReason, known_stop_reason
 
 PHASES = ("up", "stopping", "clear")  # clear: no process of the job is left on the node
@@ -54,7 +55,7 @@ class OwnState:
     is_at_cell: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Datagram:
     """A message from node `node_rank` to node `to`."""
 

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.gang.datagrams import NOBODY, Datagram, OwnState, seal, unseal
 from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.vocabulary import StopReason
@@ -24,7 +25,7 @@ _REMEMBERED = 128
 Address = Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class News:
     """A change of a peer: its new state ("joined", "silent", "lost" or "back"), or "stops".
 

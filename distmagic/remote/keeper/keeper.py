@@ -288,7 +288,7 @@ class Keeper:
         them.
         """
         end_s = time.monotonic() + END_S
-        told: set[int] = set()
+        told = set()
         if self._others is not None:
             assert self._others.stdin is not None
             self._others.stdin.close()

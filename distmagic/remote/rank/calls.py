@@ -38,9 +38,9 @@ from distmagic.remote.training.groups import calls as group_calls
 from distmagic.remote.training.groups import (
     is_of_all,
     members_of_new,
-    recorded,
     unrecorded_call,
 )
+from distmagic.remote.training.torch_groups import recorded
 from distmagic.remote.wire.clipping import ranges
 from distmagic.remote.wire.codec import BadLine, decode, encode
 from distmagic.remote.wire.events import LEFT, Stacks
@@ -51,9 +51,8 @@ _KEPT = 50  # last calls of each group
 _MAX_GROUPS = 16  # those with the latest calls
 _MAX_CHARS = 200  # limit for the sizes of a call, and for the ranks of a group
 _READ_BYTES = 1 << 20
-_known: list[
-    tuple[int, Path, ModuleType]
-] = []  # this rank, its file, and torch's groups, once it has any
+# This rank, its file, and torch's groups, once it has any.
+_known: list[tuple[int, Path, ModuleType]] = []
 
 
 def _file_of(run_dir: Path, pid: int) -> Path:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from distmagic.remote.wire.codec import Message, encode, packed
@@ -175,7 +175,10 @@ class Outbox:
                 self._add_row(new)
         for points in self._points.values():
             while len(points) > 3 * KEPT_POINTS:
-                points[:] = _halved(points)
+                # Every second point, the last one among them.
+                whole = list(zip(points[0::3], points[1::3], points[2::3], strict=True))
+                kept = whole[(len(whole) - 1) % 2 :: 2]
+                points[:] = itertools.chain.from_iterable(kept)
 
     def _add_row(self, row: ReportedRow) -> None:
         at_s, step, values, total, tells_progress = row
@@ -278,12 +281,6 @@ class Outbox:
             "device": device,
         }
         return f"{_json(fields)}\n".encode()
-
-
-def _halved(points: list[float]) -> Iterator[float]:
-    """Yield every second point, the last one among them."""
-    whole = list(zip(points[0::3], points[1::3], points[2::3], strict=True))
-    return itertools.chain.from_iterable(whole[(len(whole) - 1) % 2 :: 2])
 
 
 def _device() -> str:

@@ -83,7 +83,6 @@ def _is_ours(file: BinaryIO, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (
-        OSError
-    ):  # another one has it, or has just renamed it; or the file system has no locks
+    # Another one has it, or has just renamed it; or the file system has no locks.
+    except OSError:
         return False

@@ -27,9 +27,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import owners, places
 from distmagic.remote.records.atomic_file import atomic_write
 
@@ -65,7 +65,7 @@ def digest(packages: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Environment:
     """One environment, which may not exist yet."""
 

@@ -12,9 +12,9 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import environments, listing, places, work_dirs
 
 KEPT_DAYS = 7.0
@@ -164,7 +164,7 @@ def remove(paths: Iterable[Path]) -> None:
             _remove(path)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Entry:
     """A job's folder, or a blob: its last change, in seconds since 1970, and its size."""
 

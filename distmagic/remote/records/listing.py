@@ -150,7 +150,7 @@ def _now(begun: protocol.JobListing, folder: Path) -> protocol.JobListing:
             folder / _WORK_DIR
         )
         began_ago_s = _passed_s(folder) or max(age_s, time.time() - begun.began_s)
-    chatter: list[bytes] = []
+    chatter = []
     with suppress(FileNotFoundError):  # for a job that is about to start
         chatter = _tail(folder / journal.CHATTER_FILE)
     return replace(
@@ -286,9 +286,8 @@ def remove(job: str, owner: str = "") -> int:
                 f"job {job} still runs on this host; stop it first: %distributed stop {job}"
             )
         freed += places.size_below(folder)
-        with suppress(
-            FileNotFoundError
-        ):  # another host with the same home removes it, too
+        # Another host with the same home removes it, too.
+        with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         with suppress(OSError):
             folder.parent.rmdir()  # the last folder of the job was in it

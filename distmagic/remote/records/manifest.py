@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass
+
+from distmagic.remote.frozen import frozen
 
 LARGE_BYTES = 1 << 20  # a file of at least this size is a pack of its own
 _MOST_BYTES = 256 << 20  # size limit of a list: that is a million files
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ListedFile:
     """One file: `path` is relative to the working directory; `pack` is the index of the pack with
     its bytes.
@@ -28,7 +29,7 @@ class ListedFile:
     is_executable: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Manifest:
     """All files of a run."""
 

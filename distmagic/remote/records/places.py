@@ -249,10 +249,8 @@ RANKS = "ranks"  # the socket to which ranks connect
 # How many connections may wait at either socket while its process loads torch. Each check that it
 # listens is one too.
 BACKLOG = 1024
-PID = (
-    # In both directories: pid and start time of the process to which the directory belongs.
-    "pid"
-)
+# In both directories: pid and start time of the process to which the directory belongs.
+PID = "pid"
 
 
 def warm_dirs(owner: str = "*", key: str = "*") -> tuple[Path, ...]:
@@ -351,10 +349,8 @@ def listens(path: Path) -> bool:
 
     It need not answer: this function does not wait for it.
     """
-    return _dialled(path) in (
-        0,
-        errno.EAGAIN,
-    )  # EAGAIN: it has not accepted earlier connections yet
+    # EAGAIN: it has not accepted earlier connections yet.
+    return _dialled(path) in (0, errno.EAGAIN)
 
 
 def _dialled(path: Path) -> int:

@@ -78,9 +78,9 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import listing, owners, places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.records.work_sync import FileSync, last_brought
@@ -97,7 +97,7 @@ _EXPIRE_S = 5.0
 _NAME_CHARS = 200
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Prepared:
     """A working directory that is ready. `notice` is a message for the user, "" for none."""
 
@@ -235,7 +235,7 @@ def _locked(about: Path) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Directory:
     """One working directory, and the data about it."""
 

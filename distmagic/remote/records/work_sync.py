@@ -17,19 +17,19 @@ import secrets
 import shutil
 import stat
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.records import found_files, manifest, places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.records.manifest import ListedFile, Manifest
 
 _CHUNK = 1 << 20
 _FILE = "files.json"
-_HALF = (
-    "half"  # exists while files are written, and after a process was killed meanwhile
-)
+# Exists while files are written, and afterwards if the process was killed meanwhile.
+_HALF = "half"
 _ENDED_S = 3600.0  # a temporary file this old was left by a killed process
 
 
@@ -41,7 +41,7 @@ class BroughtFile(NamedTuple):
     look: list[int]  # changes when the file is written
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Brought:
     """The files that were last sent: the manifest's SHA-256, "" if they are incomplete; files and
     links by path.

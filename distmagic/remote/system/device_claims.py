@@ -21,9 +21,10 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import facts, processes
 from distmagic.remote.wire.parts import DeviceClaim
 
@@ -33,7 +34,7 @@ _LISTING = Path("/proc/net/unix")
 _MOST_DEVICES = 100  # more than a host has; each takes two descriptors
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Claim:
     """One job's claim on one device. `key` identifies the device, `uid` is the user ID."""
 
@@ -94,7 +95,7 @@ class DeviceClaims:
         keys = {device_key(device, uuids): device for device in devices}
         since_ns = int(processes.up_s() * 1e9)
         own = [Claim(key=key, since_ns=since_ns, uid=os.getuid(), job=job) for key in sorted(keys)]  # fmt: skip
-        taken: list[Claim] = []
+        taken = []
         for claim in own:
             is_held = False
             with suppress(OSError):

@@ -95,7 +95,7 @@ def visible(found: int, mask: str | None) -> int:
     """
     if mask is None:
         return found
-    names: list[str] = []
+    names = []
     for part in mask.split(","):
         word = part.strip()
         is_index = re.fullmatch(r"\d+", word)

@@ -13,8 +13,9 @@ import os
 import pwd
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from distmagic.remote.frozen import frozen
 
 _RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
 # Since systemd 253, by default, a scope ends completely when memory runs out and the kernel kills
@@ -24,7 +25,7 @@ _LOGIND = ("busctl", "--system", "get-property", "org.freedesktop.login1")
 _TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LogInSession:
     """The log-in session of this process."""
 

@@ -18,8 +18,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from distmagic.remote.frozen import frozen
 
 MARK = "DISTMAGIC_JOB"
 # The limit of file locks, which Linux has not enforced since version 2.4; children inherit it,
@@ -30,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProcessInfo:
     """A process, read from /proc/PID/stat."""
 

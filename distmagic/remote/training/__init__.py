@@ -6,6 +6,7 @@ this order:
 
     import_hooks.py  changes a library's module when it is imported
     steps.py       counts steps, and makes all ranks stop after the same step
+    torch_groups.py  reads torch's groups: their backends, how many calls were made in them
     groups.py      records how process groups were made and used; breaks them and makes them again
     run_store.py   the store in which ranks meet, and its key names
     profiling.py   profiles the next steps

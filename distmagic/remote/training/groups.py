@@ -26,42 +26,37 @@ each other at the store: then that connection is shut down.
 
 from __future__ import annotations
 
-import gc
 import inspect
-import json
 import os
-import pickle
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from distmagic.remote.training import group_sockets, import_hooks, run_store
+from distmagic.remote.training import (
+    group_sockets,
+    import_hooks,
+    run_store,
+    torch_groups,
+)
 from distmagic.remote.wire.parts import GroupCalls
 from distmagic.remote.wire.vocabulary import GroupUse
 
 _C10D = "torch.distributed.distributed_c10d"
 _MESH = "torch.distributed.device_mesh"
-_PARALLEL = "torch.nn.parallel.distributed"
 _MAKING = "_new_process_group_helper"
 _ENDING = ("destroy_process_group", "_abort_process_group")
-_OF_GLOO = "_dump_fr_trace"
-# NCCL has its own recorder, in a torch built with it.
-_RECORDERS = (_OF_GLOO, _OF_GLOO.replace("_fr_", "_nccl_"))
-# torch imports this before it returns stacks: 2,000 modules, unless there is an optimizer.
-_FOR_STACKS = "torch._inductor"
 _UNMATCHED = ("isend", "irecv", "monitored_barrier")
 # Calls that wait for other ranks, and that gloo's recorder leaves out.
 _UNRECORDED = ("send", "recv", "monitored_barrier")
 # Modules of the classes whose objects hold groups.
 _HOLDERS = (
     (_C10D, "ProcessGroup"),
-    (_PARALLEL, "DistributedDataParallel"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"),
     (_MESH, "DeviceMesh"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
@@ -124,7 +119,7 @@ def use() -> GroupUse:
 
 def let_go() -> None:
     """Release the groups that were kept for models which are gone by now."""
-    _notes.kept = _with_a_model(_notes.kept)
+    _notes.kept = torch_groups.held_by_models(_notes.kept)
 
 
 def begin_cell(number: int) -> None:
@@ -149,11 +144,11 @@ def calls() -> tuple[GroupCalls, ...]:
     Calls that only some ranks of a group make (`_UNMATCHED`) do not count.
     """
     c10d: Any = sys.modules.get(_C10D)
-    last = _last_calls() if c10d else {}
+    last = torch_groups.last_calls() if c10d else {}
     found = []
     for group, name in getattr(getattr(c10d, "_world", None), "pg_names", {}).items():
         try:
-            made = _number(group) - _notes.unmatched[name]
+            made = torch_groups.number_of_calls(group) - _notes.unmatched[name]
         except Exception:  # noqa: BLE001, S112 - a backend that does not count
             continue
         size = group.size()
@@ -221,7 +216,9 @@ def break_all() -> None:
         backends: list[Any] = []
         for group in list(c10d._world.pg_map):  # noqa: SLF001
             backends += [
-                one for one in _backends(group) if nccl and isinstance(one, nccl)
+                one
+                for one in torch_groups.backends(group)
+                if nccl and isinstance(one, nccl)
             ]
         if backends:
             backends[0]._group_start()  # noqa: SLF001
@@ -342,7 +339,7 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(*args, **kwargs)
     finally:
         _notes.making, _notes.members = outer, ()
-    if _is_gloo(made[0]):
+    if torch_groups.is_gloo(made[0]):
         now = group_sockets.current()
         old = {fd: on for fd, on in _notes.sockets.items() if now.get(fd) == on}
         _notes.sockets = {**old, **_new_since(before)}
@@ -404,43 +401,8 @@ def _numbers() -> Iterator[tuple[str, int]]:
     """Yield the name of each gloo group, and its number of calls."""
     c10d: Any = sys.modules[_C10D]
     for group, name in list(c10d._world.pg_names.items()):  # noqa: SLF001
-        if _is_gloo(group):
-            yield name, _number(group)
-
-
-def recorded(*, with_frames: bool = False) -> Iterable[dict[str, Any]]:
-    """Yield the calls of this rank in torch's flight recorder; nothing if this torch has none.
-
-    `with_frames`: each has its Python frames, if torch returns them without an import.
-    """
-    module = sys.modules.get("torch._C._distributed_c10d")
-    with_frames = with_frames and hasattr(sys.modules.get(_FOR_STACKS), "compile")
-    for name in _RECORDERS:
-        if with_frames:
-            # Another torch may have another recorder: then the calls have no frames.
-            with suppress(Exception):
-                dump = getattr(module, name)(True, True, False)
-                yield from list(pickle.loads(dump).get("entries", ()))
-                continue
-        recorder = getattr(module, f"{name}_json", None)
-        if recorder is not None:
-            yield from json.loads(recorder(True, False)).get("entries", ())
-
-
-def _last_calls() -> dict[str, str]:
-    """Return {group: this rank's last collective call in it} from torch's flight recorder.
-
-    A group without a recorded call is left out. {} for a torch with another format of records.
-    """
-    found = {}
-    try:
-        for entry in recorded():
-            if not entry["is_p2p"]:
-                name = entry["process_group"][0]
-                found[name] = entry["profiling_name"].rpartition(":")[2]
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
-        return {}  # a torch with another format of records; C++ raises RuntimeError
-    return found
+        if torch_groups.is_gloo(group):
+            yield name, torch_groups.number_of_calls(group)
 
 
 def _look(c10d: Any) -> None:
@@ -452,7 +414,10 @@ def _look(c10d: Any) -> None:
     try:
         groups = list(c10d._world.pg_map)  # noqa: SLF001
         if groups:
-            is_used = any(one.size() > 1 and _number(one) > 0 for one in groups)
+            is_used = any(
+                one.size() > 1 and torch_groups.number_of_calls(one) > 0
+                for one in groups
+            )
             _notes.use = "used" if is_used else "unused"
     except Exception:  # noqa: BLE001 - of a torch that keeps its groups elsewhere nothing is known
         _notes.use = "used"
@@ -464,38 +429,10 @@ def _keep(c10d: Any) -> None:
         groups = list(c10d._world.pg_map)  # noqa: SLF001
     except AttributeError:  # a torch that stores its groups elsewhere
         return
-    new = [one for one in groups if one not in _notes.kept and _is_gloo(one)]
-    _notes.kept = _with_a_model((*_notes.kept, *new))
-
-
-def _backends(group: Any) -> list[Any]:
-    """Return the backends of a group, one of each kind."""
-    devices = group._device_types  # noqa: SLF001
-    found = [group._get_backend(device) for device in devices]  # noqa: SLF001
-    return list({backend.name(): backend for backend in found}.values())
-
-
-def _is_gloo(group: Any) -> bool:
-    try:
-        return any(backend.name() == "gloo" for backend in _backends(group))
-    except Exception:  # noqa: BLE001 - a backend that can't be asked is another one
-        return False
-
-
-def _with_a_model(groups: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the groups that models under DistributedDataParallel hold, each next to its
-    reducer.
-    """
-    if not groups:
-        return ()
-    model = getattr(sys.modules.get(_PARALLEL), "DistributedDataParallel", ())
-    held = []
-    for holder in gc.get_referrers(*groups):
-        # Before Python 3.13 the model's `__dict__` holds them, later the model itself.
-        variables = vars(holder) if issubclass(type(holder), model) else holder
-        if type(variables) is dict and "reducer" in variables:
-            held.append(variables.get("process_group"))
-    return tuple(group for group in groups if any(group is one for one in held))
+    new = [
+        one for one in groups if one not in _notes.kept and torch_groups.is_gloo(one)
+    ]
+    _notes.kept = torch_groups.held_by_models((*_notes.kept, *new))
 
 
 def _leave_to_parent() -> None:
@@ -511,11 +448,3 @@ def _leave_to_parent() -> None:
     for group in _notes.kept:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     _notes.kept = ()
-
-
-def _number(group: Any) -> int:
-    """Return the number of calls in a group.
-
-    Raises RuntimeError for a backend that does not count.
-    """
-    return sum(one._get_sequence_number_for_group() for one in _backends(group))  # noqa: SLF001

@@ -161,7 +161,7 @@ def in_annotations(annotations: Iterable[object]) -> set[str]:
 
 def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
     """Return all words that may be names in strings of code, except in sentences."""
-    found: set[str] = set()
+    found = set()
     for code in codes:
         for const in code.co_consts:
             if isinstance(const, str) and len(const.split()) == 1:

@@ -28,8 +28,8 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
     large = LARGE_BYTES
     while sum(sizes) > AT_MOST * large:
         large *= 2
-    groups: list[list[int]] = []
-    waiting: list[int] = []
+    groups = []
+    waiting = []
     held = 0
     for number, size in enumerate(sizes):
         if size >= large:

@@ -264,7 +264,7 @@ class Storages:
         for number, view in enumerate(self._views):
             if view.tensor is None or view.tensor.numel():
                 by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
-        stretches: list[_Stretch] = []
+        stretches = []
         for numbers in by_storage.values():
             stretches += self._stretches(numbers)
         for stretch in stretches:

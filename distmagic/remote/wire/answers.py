@@ -83,9 +83,8 @@ class Examined:
     mtus: dict[Word, int] = field(default_factory=dict)  # by interface
     shm_bytes: int = -1  # size of /dev/shm, -1 without one
     open_files: int = -1  # soft limit, -1 for none
-    locked_bytes: int = (
-        -1
-    )  # soft limit, -1 for none, or for a process that may ignore it
+    # Soft limit, -1 for none, or for a process that may ignore it.
+    locked_bytes: int = -1
     is_root: bool = False  # whether the user needs no sudo
     # The state of each port that this user can use, in Linux's words.
     infiniband: dict[Word, Word] = field(default_factory=dict)

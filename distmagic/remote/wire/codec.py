@@ -12,17 +12,26 @@ import json
 import re
 import struct
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from distmagic.remote.frozen import dataclass_transform, frozen
 
 MAX_LINE_BYTES = 1 << 20
 _LARGEST = 1 << 63
 
-Message = typing.Any  # one of the classes registered by `message`
+Message = Any  # one of the classes registered by `message`
 
 
 class BadLine(ValueError):
@@ -33,7 +42,7 @@ _TYPES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
 _REQUESTS: set[type] = set()
 
-_M = typing.TypeVar("_M")
+_M = TypeVar("_M")
 
 
 _POINT_BYTES = 24
@@ -81,7 +90,7 @@ def encode(message: Message, n: int = 0) -> bytes:
     return json.dumps(line, separators=(",", ":"), allow_nan=True).encode() + b"\n"
 
 
-def plain(value: typing.Any) -> typing.Any:
+def plain(value: Any) -> Any:
     """Return a message, or a part of one, as dicts and lists.
 
     Fields with their default value are left out.
@@ -101,7 +110,7 @@ def plain(value: typing.Any) -> typing.Any:
     return value
 
 
-def _default(field: Field[typing.Any]) -> typing.Any:
+def _default(field: Field[Any]) -> Any:
     """Return the default of a field, MISSING where it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
@@ -109,7 +118,7 @@ def _default(field: Field[typing.Any]) -> typing.Any:
 
 
 # A limit takes a value of its field's type, and returns one within the limit.
-Limit = Callable[[typing.Any], typing.Any]
+Limit = Callable[[Any], Any]
 
 
 class Wrong(Exception):
@@ -120,7 +129,7 @@ class Wrong(Exception):
     path = ""
 
 
-_Reader = Callable[[typing.Any], typing.Any]
+_Reader = Callable[[Any], Any]
 
 
 class Decoder:
@@ -135,7 +144,7 @@ class Decoder:
         self, limits: Mapping[str, Callable[..., Limit]] | None = None
     ) -> None:
         self._limits = limits
-        self._readers: dict[typing.Any, _Reader] = {
+        self._readers: dict[Any, _Reader] = {
             str: _text,
             int: _whole,
             float: _number,
@@ -171,28 +180,28 @@ class Decoder:
         except Wrong as wrong:
             raise BadLine(f"{raw['t']}{wrong.path}: {wrong}") from None
 
-    def from_plain(self, kind: type[_M], value: typing.Any) -> _M:
+    def from_plain(self, kind: type[_M], value: Any) -> _M:
         """Return the object of class `kind` with the plain form `value`.
 
         Raises `BadLine` for an invalid value.
         """
         try:
-            return typing.cast(_M, self._reader(kind)(value))
+            return cast(_M, self._reader(kind)(value))
         except Wrong as wrong:
             raise BadLine(f"{kind.__name__}{wrong.path}: {wrong}") from None
 
-    def _reader(self, kind: typing.Any) -> _Reader:
+    def _reader(self, kind: Any) -> _Reader:
         """Return a function that checks a plain value and converts it to a `kind`."""
         if kind not in self._readers:
             self._readers[kind] = self._make_reader(kind)
         return self._readers[kind]
 
-    def _make_reader(self, kind: typing.Any) -> _Reader:
-        origin, args = typing.get_origin(kind), typing.get_args(kind)
+    def _make_reader(self, kind: Any) -> _Reader:
+        origin, args = get_origin(kind), get_args(kind)
         if is_dataclass(kind):
-            return self._dataclass_reader(typing.cast(type, kind))
+            return self._dataclass_reader(cast(type, kind))
         inner = self._reader(args[0])
-        if origin is typing.Annotated:
+        if origin is Annotated:
             if self._limits is None:
                 return inner
             limit = self._limits[args[1]](*args[2:])
@@ -201,18 +210,18 @@ class Decoder:
             return partial(_read_list, inner)
         if origin is dict:
             return partial(_read_dict, inner, self._reader(args[1]))
-        if origin in (types.UnionType, typing.Union):
+        if origin in (types.UnionType, Union):
             return lambda value: None if value is None else inner(value)
         raise TypeError(f"no field of a message may be a {kind}")
 
     def _dataclass_reader(self, kind: type) -> _Reader:
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = get_type_hints(kind, include_extras=True)
         readers = []
         for one in fields(kind):
             reader = self._reader(hints[one.name])
             readers.append((one.name, reader, _default(one) is MISSING))
 
-        def read(value: typing.Any) -> typing.Any:
+        def read(value: Any) -> Any:
             if not isinstance(value, dict):
                 raise Wrong("no object")
             found = {}
@@ -230,25 +239,25 @@ class Decoder:
         return read
 
 
-def _exactly(kind: type, value: typing.Any) -> typing.Any:
+def _exactly(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise Wrong(f"{type(value).__name__} instead of {kind.__name__}")
     return value
 
 
-def _text(value: typing.Any) -> str:
+def _text(value: Any) -> str:
     text: str = _exactly(str, value)
     # No lone surrogates.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _whole(value: typing.Any) -> int:
+def _whole(value: Any) -> int:
     if not -_LARGEST <= _exactly(int, value) <= _LARGEST:
         raise Wrong("too large a number")
     return int(value)
 
 
-def _number(value: typing.Any) -> float:
+def _number(value: Any) -> float:
     if type(value) is not int:
         return float(_exactly(float, value))
     try:
@@ -257,7 +266,7 @@ def _number(value: typing.Any) -> float:
         raise Wrong("too large a number") from None
 
 
-def _numbers(value: typing.Any) -> Numbers:
+def _numbers(value: Any) -> Numbers:
     try:
         data = base64.b64decode(_text(value), validate=True)
     except ValueError:
@@ -267,13 +276,13 @@ def _numbers(value: typing.Any) -> Numbers:
     return Numbers(struct.unpack(f"<{len(data) // 8}d", data))
 
 
-def _read_list(item: _Reader, value: typing.Any) -> typing.Any:
+def _read_list(item: _Reader, value: Any) -> Any:
     if not isinstance(value, list):
         raise Wrong("no list")
     return tuple(map(item, value))
 
 
-def _read_dict(name: _Reader, item: _Reader, value: typing.Any) -> typing.Any:
+def _read_dict(name: _Reader, item: _Reader, value: Any) -> Any:
     if not isinstance(value, dict):
         raise Wrong("no object")
     return {name(k): item(v) for k, v in value.items()}

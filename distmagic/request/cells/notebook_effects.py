@@ -75,7 +75,7 @@ def local_effects(
     `given` are variables that ranks get anyway. A seed only counts if no later statement uses it in
     the notebook: data that is drawn in the notebook is sent to the ranks.
     """
-    found: list[LocalEffect] = []
+    found = []
     for index, statement in enumerate(statements):
         is_data = any(computes(later) for later in statements[index:])
         for effect in _of_statement(statement):

@@ -14,13 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from distmagic import sanitize
 from distmagic.connection.limits import DECODER
 from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.remote.contact.task import MOST_RESULT_BYTES
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import log_lines, protocol
 from distmagic.remote.wire.codec import BadLine
 from distmagic.remote.wire.log_lines import Joining
@@ -67,7 +67,7 @@ _OF_A_NODE = (
 Put = Callable[[int, protocol.Message, int], object]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class TaskState:
     """One task of a workflow: its name, OSMO's state, and OSMO's message about a failure."""
 
@@ -76,7 +76,7 @@ class TaskState:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WorkflowState:
     """The state of a workflow in OSMO."""
 

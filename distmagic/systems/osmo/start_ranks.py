@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         )
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks = []
     try:
         for local_rank in range(args.size):
             own = {

@@ -22,11 +22,11 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, Unreachable, UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import sky_words
@@ -47,7 +47,7 @@ _LAST_LINES = 6
 Tell = Callable[[str], object]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SkyAnswer:
     """The result of a command."""
 

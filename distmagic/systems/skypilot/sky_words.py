@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import UsageError
+from distmagic.remote.frozen import frozen
 from distmagic.request.allocation import SkyRequest
 
 # The arguments that ask for all clusters of the user, as SkyPilot has seen them last.
@@ -25,7 +25,7 @@ GET_IT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ClusterState:
     """The state of a cluster in SkyPilot."""
 

@@ -86,7 +86,7 @@ def _check_alone(found: Variables, job: str) -> None:
 def _tasks(found: Variables) -> list[int]:
     """Return the number of tasks of each node: "2(x3),1" is 2, 2, 2, 1."""
     text = found.get("SLURM_STEP_TASKS_PER_NODE")
-    tasks: list[int] = []
+    tasks = []
     for part in text.split(","):
         one = _COUNT.fullmatch(part)
         if one is None:

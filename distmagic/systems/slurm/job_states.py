@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from distmagic import sanitize
 from distmagic.errors import AllocationEnded
+from distmagic.remote.frozen import frozen
 from distmagic.systems.slurm import nodelist, submission
 from distmagic.transports import Argv
 
@@ -15,6 +15,7 @@ from distmagic.transports import Argv
 # component of a heterogeneous job.
 FORMAT = "%A|%T|%r|%N|%S|%L|%C|%k"
 _COLUMNS = 8
+_NONE = ("N/A", "(null)", "None", "INVALID")  # of squeue, for no value
 _PENDING = (
     "PENDING",
     "CONFIGURING",
@@ -28,7 +29,7 @@ _PENDING = (
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "COMPLETING")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class JobState:
     """One row of squeue."""
 
@@ -71,7 +72,9 @@ def rows(text: str) -> dict[str, JobState]:
     """
     found = {}
     for line in text.splitlines():
-        words = [_known(sanitize.line(word)) for word in line.split("|", _COLUMNS - 1)]
+        parts = line.split("|", _COLUMNS - 1)
+        words = [sanitize.line(part).strip() for part in parts]
+        words = ["" if word in _NONE else word for word in words]
         if len(words) == _COLUMNS and words[0].isdecimal():
             job, state, reason, nodes, starts, left, cpus, comment = words
             found[job] = JobState(
@@ -99,10 +102,6 @@ def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str
         nodes = ",".join(one.nodes) or one.reason
         table.append((one.job, one.state.lower(), nodes, one.left, whose))
     return table
-
-
-def _known(word: str) -> str:
-    return "" if word.strip() in ("N/A", "(null)", "None", "INVALID") else word.strip()
 
 
 # ---- pending

@@ -23,7 +23,7 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if text and not _LIST.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is not a list of nodes")
-    names: list[str] = []
+    names = []
     for name in _NAME.finditer(text):
         parts = [
             _numbers(part[1]) if part[1] else [part[2]]
@@ -36,7 +36,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    numbers: list[str] = []
+    numbers = []
     for one in ranges.split(","):
         first, _, last = one.partition("-")
         count = int(last or first) - int(first) + 1

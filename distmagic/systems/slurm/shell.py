@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, Unreachable
+from distmagic.remote.frozen import frozen
 from distmagic.systems.slurm import srun_words
 from distmagic.transports import Argv, Process, Transport
 from distmagic.transports.asking import Asker
@@ -19,7 +19,7 @@ _END_S = 5.0
 _LATER_S = 2.0  # added to the time limit: the command's own end must not be mistaken for its answer
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ShellAnswer:
     """The result of a command; `code` is None if unknown."""
 

@@ -8,9 +8,9 @@ starts the process. So children of the process that must outlive it do not end w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from distmagic.errors import ConnectionLost, DistmagicError
+from distmagic.remote.frozen import frozen
 from distmagic.systems.slurm import srun_words
 from distmagic.transports import Argv, Process, Transport, program_text
 from distmagic.transports.piped import OpenProcesses
@@ -19,7 +19,7 @@ Explain = Callable[[DistmagicError], DistmagicError]
 PATIENCE_S = 20.0  # time for a keeper that is about to start
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Node:
     """One node of a job. `python` runs the usher; `mark` identifies the srun processes of this
     notebook.

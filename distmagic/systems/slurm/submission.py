@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 
+from distmagic.remote.frozen import frozen
 from distmagic.request.allocation import SlurmRequest
 from distmagic.transports import Argv, program_text
 
 JOB_NAME = "distmagic"
 LOG = ".distmagic-slurm-%j.out"  # in sbatch's directory; the keeper removes it once it has started
-FIRST_LEASE_S = (
-    # Time for a notebook that checks a pending job every 30 s to notice that it runs.
-    120.0
-)
+# Time for a notebook that checks a pending job every 30 s to notice that it runs.
+FIRST_LEASE_S = 120.0
 _KEEPERS = (
     "--overlap",
     "--ntasks-per-node=1",
@@ -34,7 +32,7 @@ _OTHERS = ("srun", *_KEEPERS, "--relative=1", "--wait=0")
 _TOGETHER, _ELASTIC = ("--kill-on-bad-exit=1",), ("--kill-on-bad-exit=0", "--no-kill")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class KeeperTerms:
     """Settings of an allocation: the interpreter of keepers and ushers, its lease, whether it may
     lose nodes.
@@ -100,7 +98,7 @@ def _lead(nodes: int, terms: KeeperTerms, idle_s: float) -> Argv:
     the other nodes.
     """
     others = nodes - 1
-    step: list[str] = []
+    step = []
     if others:
         losses = _ELASTIC if terms.is_elastic else _TOGETHER
         step = [*_OTHERS, *losses, f"--nodes={others}", f"--ntasks={others}"]

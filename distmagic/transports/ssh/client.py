@@ -15,7 +15,6 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from distmagic.errors import ConnectionLost, PreflightError
+from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.transports import troubles
 from distmagic.transports.ssh import known_hosts, pins
@@ -49,7 +49,7 @@ _LOG.addHandler(logging.NullHandler())
 _LOG.propagate = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class AuthAnswer:
     """The server's answer to one attempt.
 
@@ -61,7 +61,7 @@ class AuthAnswer:
     methods: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SshKey:
     """A key to offer. `label` is its name in messages, `blob` is its public half."""
 

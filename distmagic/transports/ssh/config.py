@@ -6,11 +6,11 @@ import os
 import pwd
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from distmagic.errors import UsageError
-from distmagic.request.hosts import Host, is_port
+from distmagic.remote.frozen import frozen
+from distmagic.request.hosts import Host, Hosts, is_port
 from distmagic.transports.ssh.config_lines import (
     SSH_PORT,
     Scope,
@@ -53,7 +53,7 @@ _JUMP = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Resolved:
     """How to connect to a host.
 
@@ -69,7 +69,7 @@ class Resolved:
     certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str | None = None  # the agent's socket, or None
-    jumps: tuple[Host, ...] = ()  # ProxyJump's hosts, first hop first
+    jumps: Hosts = ()  # ProxyJump's hosts, first hop first
     proxy_command: str | None = None
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def _agent(scope: Scope) -> str | None:
     return _path(scope, word)
 
 
-def _jumps(scope: Scope) -> tuple[Host, ...]:
+def _jumps(scope: Scope) -> Hosts:
     word = scope.first("proxyjump", "none")
     if word.lower() == "none":
         return ()

@@ -17,9 +17,11 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.transports import Argv
 
 SSH_PORT = 22
@@ -43,7 +45,7 @@ _WORD = re.compile(
 _PART = re.compile(r""""((?:\\[\\"']|[^"])*)"|'((?:\\[\\"']|[^'])*)'|\\([\\"' ])|(.)""")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ConfigLine:
     """One non-empty line. `words` are without quotes and comment; `rest` is the original text."""
 
@@ -173,8 +175,9 @@ def _set(line: ConfigLine, scope: Scope) -> None:
         values = [line.rest.lstrip("= \t")]
     if keyword == "proxyjump":
         values = [values[0].partition("#")[0].rstrip()]
-    if keyword == "port":
-        values = [_port_of(values[0])]
+    if keyword == "port" and not values[0].isdigit():
+        with suppress(OSError):  # no service has this name
+            values = [str(socket.getservbyname(values[0], "tcp"))]
     if keyword in _REPEATED:
         known = scope.options.setdefault(keyword, [])
         known += [value for value in values if value not in known]
@@ -188,14 +191,6 @@ def _set(line: ConfigLine, scope: Scope) -> None:
         return
     else:
         scope.options.setdefault(keyword, values)
-
-
-def _port_of(word: str) -> str:
-    """Return the port of a service by name; other words stay unchanged."""
-    try:
-        return word if word.isdigit() else str(socket.getservbyname(word, "tcp"))
-    except OSError:
-        return word
 
 
 def read_lines(file: str) -> tuple[ConfigLine, ...]:
@@ -262,7 +257,7 @@ def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
     """Return the files of an Include line, in order; none beyond `MAX_INCLUDES` levels."""
     if depth >= MAX_INCLUDES:
         return []
-    files: list[str] = []
+    files = []
     for word in line.words:
         # For an unknown user this leaves the word unchanged, and it then matches no file.
         pattern = Path(base) / os.path.expanduser(word)

@@ -14,15 +14,15 @@ import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from distmagic.remote.frozen import frozen
 from distmagic.transports import troubles
 from distmagic.transports.ssh.config import Resolved
 from distmagic.transports.ssh.config_lines import fits, matches_any
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class KnownKey:
     """One line of a known_hosts file.
 

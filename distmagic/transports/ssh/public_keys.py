@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+
+from distmagic.remote.frozen import frozen
 
 _CERTIFIED = b"-cert-v01@openssh.com"
 _PRIVATE = b"-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -22,7 +23,7 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Certificate:
     """A user certificate. `blob` is all of it, `plain` is the public half of its key."""
 

@@ -13,11 +13,12 @@ from distmagic import render
 from distmagic.errors import Cancelled, Hung, TimedOut
 from distmagic.remote.wire import protocol as p
 from distmagic.render.overview import overview
-from distmagic.state import hangs
+from distmagic.state import explanation, hangs
 from distmagic.state.decide import Limits
 from distmagic.state.events import Event, Lost, StopRequested
+from distmagic.state.explanation import Explanation
 from distmagic.state.fold import fold
-from distmagic.state.hangs import Explanation, explain
+from distmagic.state.hangs import explain
 from distmagic.state.model import RunState
 from distmagic.state.progress import is_hung
 from distmagic.state.standstill import (
@@ -298,9 +299,9 @@ def test_ranks_that_came_another_way_are_apart():
 
 
 def test_many_ranks_are_told_in_ranges():
-    assert hangs.listed(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"
-    assert hangs.listed([*range(7), *range(8, 16), 20]) == "0-6, 8-15, 20"
-    assert hangs.listed(range(0, 60, 2)).endswith("20, 22, ...")
+    assert explanation.listed(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"
+    assert explanation.listed([*range(7), *range(8, 16), 20]) == "0-6, 8-15, 20"
+    assert explanation.listed(range(0, 60, 2)).endswith("20, 22, ...")
 
 
 def test_stacks_look_like_a_traceback(golden):
@@ -310,7 +311,7 @@ def test_stacks_look_like_a_traceback(golden):
         stack(2, *LOADS),
         stack(3, silence="why"),
     )
-    golden(hangs.stacks_text(found))
+    golden(explanation.stacks_text(found))
 
 
 def test_as_text_and_as_a_page(golden):

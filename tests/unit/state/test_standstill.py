@@ -10,8 +10,8 @@ from distmagic.failures.calls import Parting, Side
 from distmagic.remote.wire import protocol as p
 from distmagic.state.decide import reason_to_stop
 from distmagic.state.events import Broken, Event, Lost
+from distmagic.state.explanation import Explanation
 from distmagic.state.fold import fold
-from distmagic.state.hangs import Explanation
 from distmagic.state.model import RunState
 from distmagic.state.progress import is_hung
 from distmagic.state.standstill import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import random
 import socket
@@ -11,12 +10,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distmagic.remote.system import facts
 from distmagic.remote.wire import protocol
 from tests import REPOSITORY
+from tests.builders.nvml import Nvml, play
 
 
 @pytest.fixture(autouse=True)
@@ -55,47 +56,20 @@ def test_a_host_without_gpus_has_none_whatever_the_mask_names():
     assert facts.visible(0, "GPU-8932f937,GPU-1234") == 0
 
 
-class _Nvml:
-    """NVIDIA's library, as far as it is asked."""
+class _Unnamed(Nvml):
+    """The second GPU has no UUID either."""
 
-    def __init__(self, count: int, error: int) -> None:
-        self._count, self._error = count, error
-        self.is_open = False
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        self.is_open = not self._error
-        return self._error
-
-    def nvmlDeviceGetCount_v2(self, place: ctypes._Pointer) -> int:  # noqa: N802
-        place._obj.value = self._count
-        return 0
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        self.is_open = False
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(  # noqa: N802
-        self, number: int, place: ctypes._Pointer
-    ) -> int:
-        place._obj.value = 100 + number
-        return 0
-
-    def nvmlDeviceGetUUID(  # noqa: N802
-        self, handle: ctypes.c_void_p, place: ctypes.Array, size: int
-    ) -> int:
-        assert (self.is_open, size) == (True, 96)
-        if handle.value == 101:
-            return 3  # NVML_ERROR_NOT_SUPPORTED
-        place.value = f"GPU-{handle.value}".encode()
-        return 0
+    def nvmlDeviceGetUUID(self, handle: Any, place: Any, size: int) -> int:  # noqa: N802
+        error = super().nvmlDeviceGetUUID(handle, place, size)
+        return 3 if handle.value == 101 else error  # NVML_ERROR_NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(
     ("error", "count"), [(0, 8), (9, 0)]
 )  # 9: NVML_ERROR_DRIVER_NOT_LOADED
 def test_the_figures_of_nvml(monkeypatch, error, count):
-    nvml = _Nvml(8, error)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: nvml)
+    nvml = _Unnamed(8, error)
+    play(monkeypatch, nvml)
     assert facts._count_nvidia() == count
     assert not nvml.is_open
     uuids = ("GPU-100", "1", *(f"GPU-{handle}" for handle in range(102, 108)))
@@ -104,10 +78,7 @@ def test_the_figures_of_nvml(monkeypatch, error, count):
 
 
 def test_a_host_without_nvml(monkeypatch):
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    play(monkeypatch, None)
     assert facts._count_nvidia() == 0
     assert facts.nvidia_uuids() == ()
 

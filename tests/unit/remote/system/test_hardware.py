@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import time
-from typing import Any
 
 import pytest
 
 from distmagic.remote.agent import hardware_watch
 from distmagic.remote.system import hardware
 from distmagic.remote.wire import protocol
+from tests.builders.nvml import Nvml, play
 from tests.lab.waiting import wait_until
-
-
-class _Nvml:
-    """NVIDIA's library, as far as it is asked, with two GPUs. The second one answers no question but its UUID."""
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        return 0
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, place: Any) -> int:  # noqa: N802
-        place._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, number: int, place: Any) -> int:  # noqa: N802
-        place._obj.value = 100 + number
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle: Any, place: Any, size: int) -> int:  # noqa: N802
-        assert size == 96
-        place.value = f"GPU-{handle.value}".encode()
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, place: Any) -> int:  # noqa: N802
-        place._obj.gpu, place._obj.memory = 87, 5
-        return 0 if handle.value == 100 else 3  # NVML_ERROR_NOT_SUPPORTED
-
-    def nvmlDeviceGetMemoryInfo_v2(self, handle: Any, place: Any) -> int:  # noqa: N802
-        assert place._obj.version == 0x2000028, "its size is 40 bytes"
-        place._obj.used, place._obj.total = 62311 << 20, 81559 << 20
-        return 0 if handle.value == 100 else 3
-
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, place: Any) -> int:  # noqa: N802
-        assert sensor == 0
-        place._obj.value = 71
-        return 0 if handle.value == 100 else 3
 
 
 def gpu(number: float) -> protocol.Gpu:
@@ -58,7 +20,7 @@ def gpu(number: float) -> protocol.Gpu:
 
 def test_what_nvml_reports_of_each_gpu(monkeypatch):
     monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: _Nvml())
+    play(monkeypatch, Nvml())
     first, second = itertools.islice(hardware.rounds(), 2)
     busy, silent = hardware.chosen(first, None)
     assert busy == protocol.Gpu(
@@ -89,11 +51,8 @@ def test_gpus_are_counted_as_ranks_count_them(mask, numbers):
 
 
 def test_without_the_library_a_host_has_no_gpus(monkeypatch):
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
     monkeypatch.setattr(hardware.time, "sleep", lambda _: None)
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    play(monkeypatch, None)
     assert list(itertools.islice(hardware.rounds(), 3)) == [{}, {}, {}]
 
 

@@ -419,6 +419,10 @@ def test_in_a_terminal_the_exit_code_says_whether_a_run_would_fail(lab, capsys):
 # ---- how fast hosts are together
 
 
+def is_warm(host: LabHost) -> bool:
+    return any("template" in one.cmdline for one in host.processes())
+
+
 def test_pairs_of_hosts_are_measured_and_nothing_is_left(ended, capsys):
     words = ["doctor", "--collective", "--json", "--hosts", "dm1,dm2,dm3"]
     assert cli.main([*words, *way(ended)]) == 0
@@ -427,6 +431,7 @@ def test_pairs_of_hosts_are_measured_and_nothing_is_left(ended, capsys):
         assert {name for name, said in speeds.items() if said} == {*data["hosts"]} - {
             host
         }
+    wait_until(lambda: not any(map(is_warm, ended.hosts)), "new warm processes to end")
     for host in ended.hosts:
         assert not list(host.home.glob(".distmagic/jobs/*"))
         assert not list(host.home.glob(".distmagic/work/doctor*"))

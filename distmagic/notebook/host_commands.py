@@ -31,6 +31,7 @@ VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
 # Completions after `%distributed hosts`.
 FLAGS = ("--hostfile", "--python", "--ssh-config")
 _COLLECTIVES_S = 180.0  # a generous limit: hosts may start slowly
+_IDLE_S = 5.0  # for the warm processes that the measuring run starts
 
 
 def hosts(line: CommandLine) -> None:
@@ -249,7 +250,7 @@ def doctor(line: CommandLine) -> Report:
 def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
     """Return the report with the measurements of a run with one rank on each host.
 
-    That run leaves nothing on the hosts.
+    That run uses the hosts' warm processes. New ones end soon, so it leaves nothing on the hosts.
     """
     from distmagic import api
     from distmagic.diagnosis.report import with_failure, with_pairs
@@ -260,12 +261,13 @@ def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
 
     began = time.monotonic()
     name = f"doctor-{secrets.token_hex(4)}"
+    way = line.notebook.access(line.request, hosts)
     run: object | None
     try:
         run = api.run(
             measure,
             hosts=[replace(host, slots=1) for host in hosts],
-            access=replace(line.notebook.access(line.request, hosts), cold=True),
+            access=replace(way, warm_idle_s=min(way.warm_idle_s, _IDLE_S)),
             screen=Screen(),  # only the report is printed, possibly for a program
             timeout_s=_COLLECTIVES_S,
             name=name,

@@ -134,8 +134,9 @@ class StackDumper:
         self._began = now
         self._count = len(ranks)
         if not self._quietly and any(rank.hello.rank == 0 for rank in ranks):
+            pids = [rank.hello.pid for rank in ranks]
             with suppress(RuntimeError):  # the system allows no further thread
-                threads.begin("ras", lambda: self._nccl.append(nccl_ras.errors()))
+                threads.begin("ras", lambda: self._nccl.append(nccl_ras.errors(pids)))
         for rank in ranks:
             if calls.ask(self._run_dir, rank.hello.pid):
                 self._waiting.append(_Asked(rank=rank, by_signal=False))

@@ -8,7 +8,10 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
+
+from distmagic.remote.system import processes
 
 PORT = 28028  # NCCL's default, on the loopback address
 _FIRST_S = 0.5  # for its first words, which it sends at once
@@ -24,14 +27,20 @@ _ERRORS = re.compile(r"^Errors\n=+\n(.*?)(?=^Warnings\n=|\Z)", re.MULTILINE | re
 _LISTENS = "0A"
 
 
-def errors() -> str:
+def errors(pids: Iterable[int] | None = None) -> str:
     """Return what NCCL reports as errors: processes that are dead or give no answer; "" for none,
     or without NCCL.
+
+    With `pids`, which are all processes of a run on this host, nothing is asked while another
+    process of this user listens: the answer could be about another job.
 
     Its warnings are left out: in a healthy job, ranks may have made different numbers of calls at
     the moment.
     """
-    if not _is_ours():
+    listening = _listening()
+    if pids is not None and listening.difference(*map(processes.open_files, pids)):
+        return ""
+    if not listening:
         return ""
     data = b""
     for _ in range(_CONNECTIONS):
@@ -59,8 +68,11 @@ def _answer() -> bytes:
     return data
 
 
-def _is_ours() -> bool:
-    """Whether a process of this user listens at the port: another user's job is none of ours."""
+def _listening() -> set[str]:
+    """Return the sockets of this user that listen at the port: another user's job is none of
+    ours.
+    """
+    found = set()
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -70,5 +82,5 @@ def _is_ours() -> bool:
             words = line.split()
             port = int(words[1].rpartition(":")[2], 16)
             if port == PORT and words[3] == _LISTENS and int(words[7]) == os.getuid():
-                return True
-    return False
+                found.add(f"socket:[{words[9]}]")
+    return found

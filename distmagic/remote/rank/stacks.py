@@ -67,13 +67,7 @@ def is_ready(run_dir: Path, pid: int) -> bool:
     """
     # The kernel's names have no symbolic links, such as /tmp itself may be.
     wanted = os.path.realpath(file_of(run_dir, pid))
-    try:
-        if not processes.catches(pid, SIGNAL):
-            return False
-        folder = f"/proc/{pid}/fd"
-        return any(os.readlink(f"{folder}/{fd}") == wanted for fd in os.listdir(folder))
-    except OSError:
-        return False  # it has ended, or belongs to another user, or has closed a file meanwhile
+    return processes.catches(pid, SIGNAL) and wanted in processes.open_files(pid)
 
 
 @frozen

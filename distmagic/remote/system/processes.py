@@ -117,6 +117,16 @@ def catches(pid: int, number: int) -> bool:
     return bool(caught) and bool(int(caught.split(None, 1)[0], 16) >> (number - 1) & 1)
 
 
+def open_files(pid: int) -> set[str]:
+    """Return the kernel's names of what a process has open, as far as they can be read."""
+    folder, found = f"/proc/{pid}/fd", set()
+    with suppress(OSError):  # it has ended, or belongs to another user
+        for fd in os.listdir(folder):
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(f"{folder}/{fd}"))
+    return found
+
+
 def everything() -> tuple[ProcessInfo, ...]:
     """Return all processes of this pid namespace."""
     found = [read(int(name)) for name in os.listdir("/proc") if name.isdigit()]

@@ -305,7 +305,7 @@ def test_nccl_is_asked_which_processes_it_misses_unless_asked_quietly(
 ):
     asked = []
     answers = ["DEAD\n  1 job process is considered dead\n\n  Process 7 on node 10.0.0.2\n", ""]  # fmt: skip
-    monkeypatch.setattr(nccl_ras, "errors", lambda: asked.append(0) or answers.pop(0))
+    monkeypatch.setattr(nccl_ras, "errors", lambda pids: asked.append(pids) or answers.pop(0))  # fmt: skip
     node.start(ANSWERS + AS_A_RANK)
     asked_quietly(node)
     assert asked == []
@@ -317,6 +317,7 @@ def test_nccl_is_asked_which_processes_it_misses_unless_asked_quietly(
     golden(found[0].text)
     node.stacks("b")
     wait_until(lambda: len(asked) == 2, "the second answer")
+    assert asked == [[rank.hello.pid for rank in node.ranks]] * 2
     assert not answers
     assert [one for one in node.step() if isinstance(one, protocol.Notice)] == found
 

@@ -101,7 +101,7 @@ def test_a_service_that_answers_is_given_the_time_that_nccl_takes_for_late_proce
     monkeypatch,
 ):
     slow = Slow()
-    monkeypatch.setattr(nccl_ras, "_is_ours", lambda: True)
+    monkeypatch.setattr(nccl_ras, "_listening", lambda: {"socket"})
     monkeypatch.setattr(nccl_ras, "time", SimpleNamespace(monotonic=lambda: 5.0))
     monkeypatch.setattr(socket, "create_connection", lambda *_: nullcontext(slow))
     assert nccl_ras.errors() == DEAD.decode().strip()
@@ -112,7 +112,7 @@ def test_a_service_that_answers_is_given_the_time_that_nccl_takes_for_late_proce
 
 def test_a_process_that_is_stopped_is_not_asked_alone(monkeypatch):
     """All processes of a job listen at one port: the kernel may give a connection to one that answers nothing."""
-    monkeypatch.setattr(nccl_ras, "_is_ours", lambda: True)
+    monkeypatch.setattr(nccl_ras, "_listening", lambda: {"socket"})
     monkeypatch.setattr(nccl_ras, "_FIRST_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(nccl_ras, "PORT", server.getsockname()[1])
@@ -144,6 +144,15 @@ def test_the_job_of_another_user_is_not_asked(monkeypatch):
     with played(monkeypatch, HEAD, DEAD) as asked:
         assert nccl_ras.errors() == ""
     assert asked == []
+
+
+def test_a_run_asks_only_if_no_other_process_of_the_user_listens(monkeypatch):
+    """Each process of a job listens at the port, and the kernel may choose one of another job."""
+    with played(monkeypatch, HEAD, DEAD) as asked:
+        assert nccl_ras.errors([os.getppid(), 1 << 30]) == ""
+    assert asked == []
+    with played(monkeypatch, HEAD, DEAD):
+        assert nccl_ras.errors([os.getpid()]) == DEAD.decode().strip()
 
 
 def test_a_host_without_nccl(monkeypatch):

@@ -96,9 +96,7 @@ def loaded_by_path() -> list[str]:
         if name in _NEVER or not isinstance(file, str) or not file.endswith(".py"):
             continue
         parent, _, _ = name.rpartition(".")
-        path = name.replace(".", "/")
-        is_by_name = f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py"))
-        if is_by_name and (not parent or parent in sys.modules):
+        if _has_name(file, name) and (not parent or parent in sys.modules):
             continue
         if module.__name__ != name or is_installed(file):
             continue
@@ -113,22 +111,31 @@ def loaded_by_path() -> list[str]:
     return found
 
 
+@functools.cache
+def _has_name(file: str, name: str) -> bool:
+    """Whether a module's file has the module's name."""
+    path = name.replace(".", "/")
+    return f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py"))
+
+
 def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def imports_of_code(code: CodeType) -> Iterator[str]:
-    """Yield the names of imports in this code, as `imports_of_text`, without functions inside
+@functools.lru_cache(maxsize=MAX_FILES)
+def imports_of_code(code: CodeType) -> tuple[str, ...]:
+    """Return the names of imports in this code, as `imports_of_text`, without functions inside
     it.
     """
-    module = ""
+    module, found = "", []
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
             module = step.argval
             if module:
-                yield module
+                found.append(module)
         elif step.opname == "IMPORT_FROM" and module:
-            yield f"{module}.{step.argval}"
+            found.append(f"{module}.{step.argval}")
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=MAX_FILES)

@@ -253,7 +253,8 @@ class CellRunner:
         self, cell: CellState, screen: Screen, noted: interrupts.Interrupts | None
     ) -> CellState:
         """Follow a cell to its end. If `noted` is None, an interrupt raises KeyboardInterrupt."""
-        next_shown_s = 0.0
+        # Not at once: that would delay the cell's start.
+        next_shown_s = time.monotonic() + BEAT_S
         while not cell.run.is_over:
             events = self._control.heard(BEAT_S)
             cell = self._after(cell, events, screen)

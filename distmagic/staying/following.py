@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import sys
-import tempfile
 import types
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from distmagic.errors import PayloadError, PayloadTooLarge
-from distmagic.payload import blobs, local_modules
+from distmagic.payload import local_modules
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped, texts_of
 from distmagic.payload.refused import refuse
@@ -230,20 +229,23 @@ def _is_of_notebook(value: object) -> TypeGuard[types.FunctionType]:
     return is_function and value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined]
 
 
-def _names_read(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names that code and the functions in it read before the code has assigned
+@functools.lru_cache(_MOST_DIGESTS)
+def _names_read(code: types.CodeType) -> tuple[str, ...]:
+    """Return the global names that code and the functions in it read before the code has assigned
     them.
     """
+    found = []
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
     made = {name for one in inner for name in names_in(one, _BY_GLOBAL)}
     for step in dis.get_instructions(code):
         if step.opname in _ASSIGNS:
             made.add(step.argval)
         elif step.opname in _READS and step.argval not in made:
-            yield step.argval
+            found.append(step.argval)
     is_cell = code.co_name == "<module>"  # the names of a class are its own
     for one in inner:
-        yield from (name for name in _names_read(one) if not (is_cell and name in made))
+        found += (name for name in _names_read(one) if not (is_cell and name in made))
+    return tuple(found)
 
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
@@ -267,6 +269,10 @@ def _key(name: str, value: object) -> Hashable | None:
     is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
     if type(value) in _PLAIN and is_short:
         return name, type(value), repr(value)
+    if isinstance(value, types.ModuleType):
+        # It travels as its name.
+        is_imported = sys.modules.get(value.__name__) is value
+        return (name, type(value), value.__name__) if is_imported else None
     if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
         positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
         if all(type(one) in _PLAIN for one in (*positional, *named.values())):
@@ -283,28 +289,27 @@ def _digest_anew(
     name: str, value: object, source: SourceForm | None
 ) -> tuple[str, Seen]:
     seen = Seen(only=())
-    with tempfile.NamedTemporaryFile(dir=blobs.folder(), prefix=".value-") as file:
-        try:
-            parcel.dump(
-                value,
-                Path(file.name),
-                seen=seen,
-                refuse=refuse,
-                limit_bytes=MOST_BYTES,
-                name=name,
-                source=source,
-            )
-        except parcel.TooLarge as error:
-            raise PayloadTooLarge(
-                f"{name} takes {size_text(error.size_bytes)}; a value up to {size_text(MOST_BYTES)} follows the notebook "
-                "by itself.",
-                f'Send it once: ranks["{name}"] = {name}; or make it in a cell on the ranks, from the hosts\' own disks.',
-            ) from None
-        except parcel.Unpicklable as error:
-            raise PayloadError(
-                f"The cell uses {name} of the notebook, and {error.cause.sentence}.",
-                f"Make {name} in a cell on the ranks.",
-            ) from error
+    try:
+        parcel.dump(
+            value,
+            None,
+            seen=seen,
+            refuse=refuse,
+            limit_bytes=MOST_BYTES,
+            name=name,
+            source=source,
+        )
+    except parcel.TooLarge as error:
+        raise PayloadTooLarge(
+            f"{name} takes {size_text(error.size_bytes)}; a value up to {size_text(MOST_BYTES)} follows the notebook "
+            "by itself.",
+            f'Send it once: ranks["{name}"] = {name}; or make it in a cell on the ranks, from the hosts\' own disks.',
+        ) from None
+    except parcel.Unpicklable as error:
+        raise PayloadError(
+            f"The cell uses {name} of the notebook, and {error.cause.sentence}.",
+            f"Make {name} in a cell on the ranks.",
+        ) from error
     return seen.sha256.hexdigest(), seen
 
 

@@ -29,6 +29,7 @@ import secrets
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class TooLarge(ParcelError):
 
 def dump(  # noqa: PLR0913  # all that a parcel is made of
     value: object,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     *,
     seen: Seen | None = None,
     refuse: Refuse | None = None,
@@ -104,7 +105,7 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
     namespace: Mapping[str, object] | None = None,
 ) -> int:
     """Write `value` to `path`, atomically and readable by its owner only; return the size of the
-    file in bytes.
+    file in bytes. None for `path` writes nothing: `seen` has the parcel's hash.
 
     `source`: without byte code. `beside` is the folder for large values in separate files; `load`
     expects them in the parcel's folder. `namespace` is the notebook's: small values of it are
@@ -113,7 +114,8 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
     buffer is written, and OSError if the disk is full. A DistributedDataParallel module is replaced
     by its inner module, because its process group ends with the run.
     """
-    with atomic_write(Path(path)) as file:
+    writing = nullcontext() if path is None else atomic_write(Path(path))
+    with writing as file:
         sink = _Sink(
             file=file, sha256=seen.sha256 if seen else None, limit_bytes=limit_bytes
         )
@@ -282,12 +284,11 @@ class _Sink:
             return len(view)
         self.size += len(view)
         self.check(self.size)
-        if self.file is None:
-            return len(view)
         try:
             for at in range(0, len(view), CHUNK_BYTES):
                 part = view[at : at + CHUNK_BYTES]
-                self.file.write(part)
+                if self.file is not None:
+                    self.file.write(part)
                 if self.sha256 is not None:
                     self.sha256.update(part)
         except OSError as error:

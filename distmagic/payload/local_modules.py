@@ -20,7 +20,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from distmagic.errors import PayloadError
 from distmagic.payload.folder import content_of
@@ -29,6 +29,8 @@ from distmagic.remote.frozen import frozen
 MAX_FILES = 2_000
 MAX_BYTES = 20 << 20
 _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
+# Loaded modules that need no second look: they have no Python file, or the name of their file.
+_BY_NAME: dict[str, ModuleType] = {}
 
 
 @frozen
@@ -92,11 +94,15 @@ def loaded_by_path() -> list[str]:
     """
     found = []
     for name, module in sys.modules.copy().items():
-        file = getattr(module, "__file__", None)
-        if name in _NEVER or not isinstance(file, str) or not file.endswith(".py"):
-            continue
         parent, _, _ = name.rpartition(".")
-        if _has_name(file, name) and (not parent or parent in sys.modules):
+        has_parent = not parent or parent in sys.modules
+        if has_parent and _BY_NAME.get(name) is module:
+            continue
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            file = ""
+        if name in _NEVER or not file or (has_parent and _has_name(file, name)):
+            _BY_NAME[name] = module
             continue
         if module.__name__ != name or is_installed(file):
             continue
@@ -111,7 +117,6 @@ def loaded_by_path() -> list[str]:
     return found
 
 
-@functools.cache
 def _has_name(file: str, name: str) -> bool:
     """Whether a module's file has the module's name."""
     path = name.replace(".", "/")

@@ -971,6 +971,7 @@ def by_path(beside, monkeypatch):
 
 @pytest.mark.parametrize("name", ["my_plan", "exp-01.cfg", "exp.base", "conf"])
 def test_a_module_that_was_loaded_by_its_path_travels(name, by_path, tmp_path):
+    assert local_modules.loaded_by_path() == []
     module = by_path(name)
     assert local_modules.loaded_by_path() == [name]
     names = {"module": module, "plan": module.Long(5), "double": module.double}
@@ -1013,6 +1014,14 @@ def test_modules_that_an_import_finds_go_by_their_names(beside, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     importlib.import_module("of_another_folder")
     assert local_modules.loaded_by_path() == []
+
+
+def test_a_module_that_is_loaded_again_by_its_path_is_seen(beside, by_path):
+    beside(my_plan="")
+    importlib.import_module("my_plan")
+    assert local_modules.loaded_by_path() == []
+    by_path("my_plan")
+    assert local_modules.loaded_by_path() == ["my_plan"]
 
 
 def test_what_is_on_disk_travels(beside, tmp_path):

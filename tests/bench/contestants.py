@@ -235,7 +235,7 @@ def nbdistributed(place: Place) -> Iterator[Contestant]:
 
 @contextlib.contextmanager
 def ipyparallel(place: Place) -> Iterator[Contestant]:
-    """Run on engines, two a host, that are there already and have torch loaded after the first round."""
+    """Run a %%px cell on engines, two a host, that are there already and have the group of the first round."""
     assert place.peers is not None
     connection = place.folder / "ipp" / "security" / "ipcontroller-engine.json"
     env = {**place.peers_env, "IPYTHONDIR": str(place.folder / "ipython-of-ipp")}
@@ -250,21 +250,24 @@ def ipyparallel(place: Place) -> Iterator[Contestant]:
             for _ in range(2):
                 # -tt: the engine ends with its client.
                 _background(stack, [*ssh, "-tt", host.name, *engine], env)
+        client = str(connection.with_name("ipcontroller-client.json"))
         connect = (
-            f"import ipyparallel as ipp\nrc = ipp.Client({str(connection.with_name('ipcontroller-client.json'))!r})\n"
-            "rc.wait_for_engines(4, timeout=60)\nrc[:].use_cloudpickle().get()\n"
+            f"import ipyparallel as ipp\nrc = ipp.Client({client!r})\n"
+            "rc.wait_for_engines(4, timeout=60)\nview = rc[:]\nview.block = True\nview.activate()\n"
         )
         kernel = stack.enter_context(place.peer_kernel(connect))
-        first = place.lab.hosts[0].name
+        first = place.lab.hosts[0]
         kernel.run(
-            "import socket\nnames = rc[:].apply_sync(socket.gethostname)\n"
-            f"ids = sorted(range(4), key=lambda i: (names[i] != {first!r}, i))"
+            "import socket\n"
+            "def update(env):\n    import os\n    os.environ.update(env)\n"
+            f"env = {{'WORLD_SIZE': '4', 'MASTER_ADDR': {first.address!r}, 'MASTER_PORT': '{_port()}'}}\n"
+            "names = view.apply_sync(socket.gethostname)\n"
+            f"ids = sorted(range(4), key=lambda i: (names[i] != {first.name!r}, i))\n"
+            "for rank, i in enumerate(ids):\n"
+            "    rc[i].apply_sync(update, {**env, 'RANK': str(rank)})"
         )
-        call = (
-            "[r.get() for r in [rc[ids[i]].apply_async(work, {folder!r}, RANK=i, WORLD_SIZE=4, "
-            f"MASTER_ADDR={place.lab.hosts[0].address!r}, MASTER_PORT={{port}}) for i in range(4)]]"
-        )
-        yield lambda: _run_in(place, kernel, call)
+        kernel.run(f"%%px\n{SOURCE}")
+        yield lambda: _run_in(place, kernel, "%%px\nwork({folder!r}, group='kept')")
 
 
 def _run_in(place: Place, kernel: Kernel, call: str) -> Took:

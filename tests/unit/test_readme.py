@@ -6,11 +6,13 @@ import ast
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
+from distmagic import errors
 from distmagic.notebook import commands, host_commands
 from distmagic.request import flag_parser, flags, spec
 from distmagic.request.cells.cell import parse_cell
@@ -19,6 +21,7 @@ from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts
 from tests import REPOSITORY
 from tests.bench import table
+from tests.builders import golden
 
 README = REPOSITORY / "README.md"
 HELP = sorted((REPOSITORY / "distmagic" / "help").glob("*.md"))
@@ -284,7 +287,9 @@ def test_the_page_of_jobs_has_every_command():
     assert rows | {"help"} == set(commands.NAMES)
 
 
-@pytest.mark.parametrize("name", ["troubles", "osmo", "sky", "inside"])
+@pytest.mark.parametrize(
+    "name", ["troubles", "osmo", "sky", "inside", "slurm", "export"]
+)
 def test_messages_that_a_page_explains_exist(name):
     """Each text in the first column of `you see` is in a golden message, or in the code that makes it."""
     files = [*(REPOSITORY / "distmagic").rglob("*.py")]
@@ -305,6 +310,45 @@ def test_messages_that_a_page_explains_exist(name):
                     ]
                     wanted = r"\s(?:\S+\s){0,3}?".join(words)
                     assert re.search(wanted, said), piece
+
+
+def seen() -> Iterator[re.Pattern[str]]:
+    """Yield a pattern for each text in a first column of `you see`, of any page."""
+    for page in (REPOSITORY / "distmagic" / "help").glob("*.md"):
+        for rows in re.findall(
+            r"^\| you see .*\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE
+        ):
+            for row in rows.splitlines():
+                for quoted in re.findall(r"`([^`]*)`", row.split(" | ")[0]):
+                    words = [
+                        r"\S+"
+                        if re.search(r"\d|^(mine|ID|f|me)$|gpu-", word)
+                        else re.escape(word)
+                        for word in quoted.strip(" .").split()
+                    ]
+                    text = r"\s".join(words).replace(re.escape("..."), r".*?")
+                    yield re.compile(text, re.IGNORECASE)
+
+
+def test_each_message_that_names_a_cure_has_a_row_or_names_its_page():
+    """A cure is the second line of an error; `More: %distributed help TOPIC` ends those of some classes."""
+    explained = [*seen()]
+    lost = set()
+    for file in (REPOSITORY / "tests" / "golden" / "messages").glob("*.txt"):
+        for texts in golden.read(file).values():
+            for text in texts.split("\n---\n"):
+                kind = getattr(errors, text.partition(":")[0], None)
+                if kind is None or "\n" not in text or "%distributed help" in text:
+                    continue
+                is_elsewhere = kind.topic not in {"", "troubles"}
+                if not is_elsewhere and not any(one.search(text) for one in explained):
+                    lost.add(text)
+    # two errors that a test makes up
+    assert {
+        text
+        for text in lost
+        if not text.endswith((" answer.\nLook.", "raised\nSee it."))
+    } == set()
 
 
 def test_what_the_readme_says_of_the_bench_stands_on_its_page():

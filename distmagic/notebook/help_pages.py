@@ -52,6 +52,7 @@ _SYNONYMS = (  # a line a thing: the manual has some of its words, and readers a
     "editable edited fork hacked modified patched",
     "audit compliance infosec questionnaire review security",
     "certificate signed",
+    "encrypted encryption plaintext tls",
     "crash crashed die died restarted",
     "dashboard tensorboard tracker visualize wandb",
     "hub jupyterhub multi university",

@@ -270,6 +270,8 @@ def test_mnist_from_one_process_to_many(tmp_path):
     mended = text_of(cell_with(cells, "has_sampler=True)"))
     assert found[0] in mended
     assert "2 ranks" in text_of(cell_with(cells, "%distributed run multinode.py 50"))
+    environments = text_of(cell_with(cells, "{run.results[rank]}"))
+    assert environments.count(f"{sys.prefix} has torch ") == 2
     assert solved_all(cells)
 
 

@@ -6,14 +6,13 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic import errors
-from distmagic.notebook import commands, host_commands
+from distmagic.notebook import commands, help_pages, host_commands
 from distmagic.request import flag_parser, flags, spec
 from distmagic.request.cells.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -312,27 +311,14 @@ def test_messages_that_a_page_explains_exist(name):
                     assert re.search(wanted, said), piece
 
 
-def seen() -> Iterator[re.Pattern[str]]:
-    """Yield a pattern for each text in a first column of `you see`, of any page."""
-    for page in (REPOSITORY / "distmagic" / "help").glob("*.md"):
-        for rows in re.findall(
-            r"^\| you see .*\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE
-        ):
-            for row in rows.splitlines():
-                for quoted in re.findall(r"`([^`]*)`", row.split(" | ")[0]):
-                    words = [
-                        r"\S+"
-                        if re.search(r"\d|^(mine|ID|f|me)$|gpu-", word)
-                        else re.escape(word)
-                        for word in quoted.strip(" .").split()
-                    ]
-                    text = r"\s".join(words).replace(re.escape("..."), r".*?")
-                    yield re.compile(text, re.IGNORECASE)
-
-
 def test_each_message_that_names_a_cure_has_a_row_or_names_its_page():
     """A cure is the second line of an error; `More: %distributed help TOPIC` ends those of some classes."""
-    explained = [*seen()]
+    rows = [
+        passage.text
+        for topic in help_pages.topics()
+        for passage in help_pages.passages(topic, help_pages.page(topic))
+        if passage.text.startswith("| you see")
+    ]
     lost = set()
     for file in (REPOSITORY / "tests" / "golden" / "messages").glob("*.txt"):
         for texts in golden.read(file).values():
@@ -341,7 +327,9 @@ def test_each_message_that_names_a_cure_has_a_row_or_names_its_page():
                 if kind is None or "\n" not in text or "%distributed help" in text:
                     continue
                 is_elsewhere = kind.topic not in {"", "troubles"}
-                if not is_elsewhere and not any(one.search(text) for one in explained):
+                if not is_elsewhere and not any(
+                    help_pages.explains(row, text) for row in rows
+                ):
                     lost.add(text)
     # two errors that a test makes up
     assert {

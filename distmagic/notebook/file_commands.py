@@ -141,7 +141,7 @@ def env(line: CommandLine) -> None:
     synced = line.housekeeping.sync_environment(first_links, packages, show)
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python
-        how = "was there already" if ready.was_there else "is ready"
+        how = "existed already" if ready.was_there else "is ready"
         text = f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
         print(sanitize.lines(text))
     if synced.ready:

@@ -337,7 +337,7 @@ _REFUSAL_HINTS = {
     "offer_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
     "receive_blobs": "Make room on the host's disk, or set DISTMAGIC_HOME on the host to a directory on another one.",
     "start_node": "Correct this on the host, or choose another directory with --cwd or DISTMAGIC_HOME.",
-    "sync_environment": "If a package is at fault, leave it out with --requirements FILE. A host's start-up files name another index "
-    "of packages: PIP_INDEX_URL, for uv UV_INDEX_URL.",
+    "sync_environment": "If a package is at fault, leave it out with --requirements FILE. For another "
+    "package index set PIP_INDEX_URL in the host's start-up files, for uv UV_INDEX_URL.",
     "get_file": "Logs and results are kept for 7 days, at most 2 GiB of them.",
 }

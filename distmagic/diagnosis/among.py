@@ -241,7 +241,7 @@ def _of_names(subjects: Sequence[Subject]) -> Iterator[Finding]:
         host, hostname, route = one.name, one.examined.hostname, one.examined.route
         place = _place_of_name(one)
         if led_to[place] > 1 and place not in ("", route.address):
-            yield of_own_name(one, f"leads to {place}")
+            yield of_own_name(one, f"resolves to {place}")
         first = names.setdefault(hostname, host)
         if first != host:
             evidence = f"calls itself {hostname}, as {first} does. Programs that announce their name reach the wrong host."

@@ -70,18 +70,18 @@ def _of_facts(subject: Subject, local_torch: str | None) -> Iterator[Finding]:
 
 def _of_name(subject: Subject) -> Iterator[Finding]:
     own, found = subject.examined.route.address, subject.examined.name_addresses
-    wrong = "leads to no address" if found == () else ""
+    wrong = "resolves to no address" if found == () else ""
     if found and all(map(is_loopback, found)):
-        wrong = f"leads to {found[0]}"
+        wrong = f"resolves to {found[0]}"
     if wrong and not is_loopback(own):
         yield of_own_name(subject, wrong)
 
 
 def of_own_name(subject: Subject, wrong: str) -> Finding:
-    """Return a finding about the name that a host has for itself; `wrong` says where it leads."""
+    """Return a finding about the name that a host has for itself; `wrong` says to what."""
     name, own = subject.examined.hostname, subject.examined.route.address
     evidence = f"its own name {name} {wrong} on that host. Programs that announce their name are not found by other hosts."
-    cure = f"In /etc/hosts on {subject.name}, instead of each other line with {name}: {own} {name}"
+    cure = f"In /etc/hosts on {subject.name}, write this line instead of any other with {name}: {own} {name}"
     return Finding("warning", subject.name, "own name", evidence, cure)
 
 

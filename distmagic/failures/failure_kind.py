@@ -62,7 +62,7 @@ _CURES = (
             r"|no GPUs found",
         ),
         (
-            "The ranks on {host} see no GPU. Check CUDA_VISIBLE_DEVICES there, and that nvidia-smi lists one; or ask "
+            "The ranks on {host} see no GPU. Check CUDA_VISIBLE_DEVICES on that host, and that nvidia-smi lists one; or ask "
             "torch.cuda.is_available() before a GPU is used."
         ),
     ),

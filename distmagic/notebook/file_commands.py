@@ -20,6 +20,7 @@ from distmagic.errors import UsageError
 from distmagic.notebook.job_hosts import jobs_of, known_hosts, reach, say
 from distmagic.notebook.job_tables import ago, table
 from distmagic.notebook.settings import CommandLine
+from distmagic.payload.sizes import plural
 from distmagic.planning.jobs import Job, choose
 from distmagic.request.hosts import parse_hosts
 
@@ -83,7 +84,7 @@ def _put_all(line: CommandLine) -> None:
         str(PurePosixPath(to) / one.resolve().name) for one in sources
     )
     where = f"{', '.join(places)} on {', '.join(host.name for host in hosts)}"
-    files = f"{count:,} file{'s' if count > 1 else ''} ({size_bytes / 1e6:,.1f} MB)"
+    files = f"{plural(count, 'file')} ({size_bytes / 1e6:,.1f} MB)"
     print(sanitize.line(f"Copied {files} to {where}"))
 
 
@@ -141,7 +142,7 @@ def env(line: CommandLine) -> None:
     synced = line.housekeeping.sync_environment(first_links, packages, show)
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python
-        how = "was there already" if ready.was_there else "is ready"
+        how = "existed already" if ready.was_there else "is ready"
         text = f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
         print(sanitize.lines(text))
     if synced.ready:

@@ -52,6 +52,7 @@ _SYNONYMS = (  # a line a thing: the manual has some of its words, and readers a
     "editable edited fork hacked modified patched",
     "audit compliance infosec questionnaire review security",
     "certificate signed",
+    "encrypted encryption plaintext tls",
     "crash crashed die died restarted",
     "dashboard tensorboard tracker visualize wandb",
     "hub jupyterhub multi university",
@@ -224,7 +225,7 @@ def search(
     ones, the shortest.
 
     Empty if no word is found. A misspelled word counts as the most similar word. A word in a
-    heading counts twice. A synonym counts half.
+    heading counts twice. A synonym counts half. A row about a message comes first.
     """
     found = [
         (passage, _stems(passage.text), _stems(passage.heading))
@@ -241,12 +242,26 @@ def search(
         if places and not _COMMON.fullmatch(asked):
             rarity[stem] = math.log(1 + len(found) / places)
     ranked = []
-    for index, (_passage, text, heading) in enumerate(found):
+    for index, (passage, text, heading) in enumerate(found):
         shares = {
             stem: _share(stem, text) + 2 * _share(stem, heading) for stem in rarity
         }
         points = sum(rarity[stem] * share for stem, share in shares.items())
         matched = sum(share > 0 for share in shares.values())
-        if matched:
-            ranked.append((-points * matched, len(text), index))
-    return [found[index][0] for _points, _words, index in sorted(ranked)[:most]]
+        is_it = explains(passage.text, " ".join(question))
+        if matched or is_it:
+            ranked.append((not is_it, -points * matched, len(text), index))
+    return [found[index][0] for *_order, index in sorted(ranked)[:most]]
+
+
+def explains(passage: str, message: str) -> bool:
+    """Whether a row of a table `you see` has words of this message in its first column; `...`
+    stands for any.
+    """
+    if not passage.startswith("| you see"):
+        return False
+    seen = "\n".join(row.split(" | ")[0] for row in passage.splitlines())
+    return any(
+        re.search(".*".join(map(re.escape, words.split("..."))), message, re.IGNORECASE)
+        for words in re.findall(r"`(\S+ [^`]*)`", seen)
+    )

@@ -99,7 +99,10 @@ class Magics:
 
         `%distributed` alone lists the commands.
         """
-        return commands.execute(self.notebook, flags.split(line))
+        # A message may be asked about as it is, with an apostrophe in it.
+        is_question = line.startswith("help ")
+        words = line.split() if is_question else flags.split(line)
+        return commands.execute(self.notebook, words)
 
     def cell(self, line: str, cell: str) -> object | None:
         """Run the cell's last expression on every rank, under torchrun.

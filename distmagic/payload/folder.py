@@ -12,7 +12,7 @@ from pathlib import Path
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import seen_files
 from distmagic.payload.ignored import rules_above
-from distmagic.payload.sizes import allowance_gib, size_text
+from distmagic.payload.sizes import allowance_gib, plural, size_text
 from distmagic.remote.frozen import frozen
 from distmagic.remote.records import places
 
@@ -173,7 +173,7 @@ def check_size(contents: Contents, limit_bytes: int, what: str) -> None:
     )
     count = len(contents.files)
     raise PayloadTooLarge(
-        f"{what} would be sent to every host: {size_text(size)} in {count:,} file{'s' if count > 1 else ''}, and at "
+        f"{what} would be sent to every host: {size_text(size)} in {plural(count, 'file')}, and at "
         f"most {size_text(limit_bytes)} are allowed. The largest: {named}.",
         "List what hosts don't need in .distmagicignore (written as .gitignore), name another folder with --sync DIR, "
         f"or allow it with --payload-limit {allowance_gib(size)}G.",

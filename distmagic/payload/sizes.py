@@ -8,12 +8,13 @@ def size_text(size_bytes: float) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes:.0f} bytes"
+    return plural(round(size_bytes), "byte")
 
 
 def plural(number: int, noun: str) -> str:
-    """Return `1 rank`, `4 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return `1 rank`, `1024 ranks`, `12,345 ranks`."""
+    digits = f"{number:,}" if number >= 10_000 else number
+    return f"{digits} {noun}{'s' * (number != 1)}"
 
 
 def allowance_gib(size_bytes: int) -> int:

@@ -157,7 +157,7 @@ def check_orphans(
             raise UsageError(
                 f"Job {job.name}, which this notebook started, still runs on {', '.join(job.hosts)}.",
                 f"%distributed attach {job.name} follows it, %distributed stop {job.name} ends it. "
-                f"Without either it ends by itself within {job.terms.lease_s:g} s.",
+                f"Otherwise the job ends by itself within {job.terms.lease_s:g} s.",
             )
 
 

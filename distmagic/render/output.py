@@ -111,7 +111,7 @@ def log_line(line: OutputLine, more_class: str = "") -> str:
     text = spans(line.text[:_MAX_CHARS])
     left_out = len(line.text) - _MAX_CHARS
     if left_out > 0:
-        text += f"… ({left_out:,} more characters)"
+        text += f"… ({q.plural(left_out, 'more character')})"
     return f'<span class="dm-line {stream}{more_class}">{label} {text}\n</span>'
 
 

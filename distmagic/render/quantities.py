@@ -55,7 +55,7 @@ def size(done_bytes: float, total_bytes: float) -> str:
             done = f"{done_bytes / size:,.{digits}f}"
             total = f"{total_bytes / size:,.{digits}f}"
             return f"{done} of {total} {unit}"
-    return f"{done_bytes:.0f} of {total_bytes:.0f} bytes"
+    return f"{done_bytes:.0f} of {plural(round(total_bytes), 'byte')}"
 
 
 def used(used_bytes: float, total_bytes: float) -> str:

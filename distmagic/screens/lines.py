@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
+from distmagic.render.quantities import plural
 from distmagic.render.screen import Screen, TypedLine, UserRequest
 from distmagic.state.model import OutputLine, RunState
 
@@ -85,7 +86,7 @@ class LineScreen(Screen):
         if not missed:
             return [*shown]
         where = f"the whole log: {state.variable}.logs(rank)"
-        return [f"... {missed:,} lines not shown; {where}", *shown]
+        return [f"... {plural(missed, 'line')} not shown; {where}", *shown]
 
 
 def is_terminal() -> bool:

@@ -19,6 +19,7 @@ from distmagic.connection.requests.progress_line import ProgressLine
 from distmagic.connection.requests.remote_files import files_at, local_file
 from distmagic.errors import ProtocolError, UsageError
 from distmagic.payload.blobs import LocalBlob
+from distmagic.payload.sizes import plural
 from distmagic.remote.records import found_files
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Folder, PlacedFile
@@ -80,7 +81,7 @@ def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int,
     with first_links.opened() as opened:
         links = list(opened.values())
         addresses = [route.address for route in routes_of(links)[0]]
-        line = ProgressLine(f"to {len(links)} hosts", total_bytes)
+        line = ProgressLine(f"to {plural(len(links), 'host')}", total_bytes)
         for batch in batches(files, lambda path: path.stat().st_size):
             _put_batch(links, addresses, batch, to, line)
         line.end()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
+from distmagic.payload.sizes import plural
 from distmagic.remote.frozen import frozen
 
 _COLUMNS = 4  # at_s, step, along, value; the next point's at_s, ...
@@ -227,9 +228,8 @@ class Series:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        if not self._size:
-            return "<Series of 0 points>"
-        return f"<Series of {self._size} points, the last {self[-1]}>"
+        last = f", the last {self[-1]}" if self._size else ""
+        return f"<Series of {plural(self._size, 'point')}{last}>"
 
 
 def _thinned(table: array[float]) -> array[float]:

@@ -22,13 +22,13 @@ def notice(ends: Mapping[int, protocol.CellEnded]) -> str:
     text = f"{why} Before the next cell the group is created again for all ranks."
     held = sorted({name for end in ends.values() for name in end.holders})
     if held:
-        text += f" Make what holds the old one again: {', '.join(held)}."
+        text += f" Create again what uses the old group: {', '.join(held)}."
     return text
 
 
 def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
     if any(end.is_broken for end in ends.values()):
-        return "A process group was broken, so that its ranks need not wait."
+        return "A process group was aborted, to free ranks that waited in it."
     by_name: dict[str, dict[int, protocol.GroupCalls]] = {}
     for rank in sorted(ends):
         for group in ends[rank].groups:
@@ -42,6 +42,7 @@ def _why(ends: Mapping[int, protocol.CellEnded]) -> str:
         if len(ahead) < len(members):
             last = members[ahead[0]].last
             name = f" (last call: {last})" if last else ""
+            noun = "rank" if len(ahead) == 1 else "ranks"
             ranks = ",".join(ranges(ahead))
-            return f"Some ranks have made more calls in a process group than others: {ranks}{name}."
+            return f"Some ranks have made more calls in a process group than others: {noun} {ranks}{name}."
     return ""

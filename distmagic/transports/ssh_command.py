@@ -63,9 +63,9 @@ class SessionProcess(PipedProcess):
 
 
 class CommandTransport(OpenProcesses):
-    """One master connection, and the directory of its socket.
+    """One master connection of the system's SSH client, and the directory of its socket.
 
-    The client reports an error in its configuration.
+    An error in the user's ssh configuration is reported by that client, not looked for before.
     """
 
     def __init__(

@@ -184,7 +184,7 @@ def test_names_that_lead_to_the_bridge_of_each_host_are_found(ended, tmp_path):
     report = examined(ended)
     assert of(report) == {("warning", host.name, "own name") for host in ended.hosts}
     for one, host in zip(report.findings, ended.hosts, strict=True):
-        assert "leads to 172.17.0.1" in one.evidence
+        assert "resolves to 172.17.0.1" in one.evidence
         assert one.cure.endswith(f": {host.address} {host.name}")
     words = "Connection refused"
     assert_fails_without_a_cure(ended.hosts[:2], tmp_path, report, words)

@@ -90,8 +90,13 @@ def test_ranks_and_rendezvous(tmp_path):
     static = text_of(cell_with(cells, "%%distributed --dry-run\n"))
     assert "--node-rank=0" in static
     assert "--node-rank=1" in static
+    met = re.findall(r"--(master-addr|master-port)=(\S+)", static)
+    assert len(met) == 4
+    assert len(set(met)) == 2, "exactly the same on both hosts, as the text says"
     c10d = text_of(cell_with(cells, "--dry-run --rdzv-backend c10d"))
     assert c10d.count("--rdzv-backend=c10d") == 2
+    assert sorted(re.findall(r"is_host=(\d)", c10d)) == ["0", "1"]
+    assert sorted(re.findall(r"--nproc-per-node=(\d)", c10d)) == ["1", "2"]
     assert "--node-rank" not in c10d
 
     seats = re.findall(
@@ -270,6 +275,8 @@ def test_mnist_from_one_process_to_many(tmp_path):
     mended = text_of(cell_with(cells, "has_sampler=True)"))
     assert found[0] in mended
     assert "2 ranks" in text_of(cell_with(cells, "%distributed run multinode.py 50"))
+    environments = text_of(cell_with(cells, "{run.results[rank]}"))
+    assert environments.count(f"{sys.prefix} has torch ") == 2
     assert solved_all(cells)
 
 

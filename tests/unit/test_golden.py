@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_no_entry_is_stale(pytestconfig):
                 if pytestconfig.getoption("renew_golden"):
                     renew(page, entry, "")
     assert stale == [] or pytestconfig.getoption("renew_golden")
+
+
+_SEVERAL = re.compile(
+    r"(?<![\w.,:/-])(?<!more than )1 (?:more |other )?(?:byte|call|cell|device|file|GPU|host|job|line|node|parameter|place|"
+    r"point|process|rank|run|step|task|time)e?s\b"
+)
+
+
+def test_one_of_a_thing_is_not_several():
+    """No text has `1 ranks`; a name of a test may quote another program that has."""
+    texts = [text for page in MESSAGES.glob("*.txt") for text in read(page).values()]
+    assert [text for text in texts if _SEVERAL.search(text)] == []
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from distmagic.notebook import commands, host_commands
+from distmagic import errors
+from distmagic.notebook import commands, help_pages, host_commands
 from distmagic.request import flag_parser, flags, spec
 from distmagic.request.cells.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -19,6 +20,7 @@ from distmagic.request.flags import split_program
 from distmagic.request.hosts import parse_hosts
 from tests import REPOSITORY
 from tests.bench import table
+from tests.builders import golden
 
 README = REPOSITORY / "README.md"
 HELP = sorted((REPOSITORY / "distmagic" / "help").glob("*.md"))
@@ -284,7 +286,9 @@ def test_the_page_of_jobs_has_every_command():
     assert rows | {"help"} == set(commands.NAMES)
 
 
-@pytest.mark.parametrize("name", ["troubles", "osmo", "sky", "inside"])
+@pytest.mark.parametrize(
+    "name", ["troubles", "osmo", "sky", "inside", "slurm", "export"]
+)
 def test_messages_that_a_page_explains_exist(name):
     """Each text in the first column of `you see` is in a golden message, or in the code that makes it."""
     files = [*(REPOSITORY / "distmagic").rglob("*.py")]
@@ -305,6 +309,34 @@ def test_messages_that_a_page_explains_exist(name):
                     ]
                     wanted = r"\s(?:\S+\s){0,3}?".join(words)
                     assert re.search(wanted, said), piece
+
+
+def test_each_message_that_names_a_cure_has_a_row_or_names_its_page():
+    """A cure is the second line of an error; `More: %distributed help TOPIC` ends those of some classes."""
+    rows = [
+        passage.text
+        for topic in help_pages.topics()
+        for passage in help_pages.passages(topic, help_pages.page(topic))
+        if passage.text.startswith("| you see")
+    ]
+    lost = set()
+    for file in (REPOSITORY / "tests" / "golden" / "messages").glob("*.txt"):
+        for texts in golden.read(file).values():
+            for text in texts.split("\n---\n"):
+                kind = getattr(errors, text.partition(":")[0], None)
+                if kind is None or "\n" not in text or "%distributed help" in text:
+                    continue
+                is_elsewhere = kind.topic not in {"", "troubles"}
+                if not is_elsewhere and not any(
+                    help_pages.explains(row, text) for row in rows
+                ):
+                    lost.add(text)
+    # two errors that a test makes up
+    assert {
+        text
+        for text in lost
+        if not text.endswith((" answer.\nLook.", "raised\nSee it."))
+    } == set()
 
 
 def test_what_the_readme_says_of_the_bench_stands_on_its_page():

@@ -171,9 +171,9 @@ class Contact:
             yield data
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
-        """Wait until `pipe` can be read; None only waits.
+        """Wait until `pipe` can be read, or the time is over, which raises TimeoutError.
 
-        Raises TimeoutError, and exits with the channel.
+        Meanwhile read from the notebook; exit if its channel has ended.
         """
         sources: list[int | IO[bytes]] = [0] if pipe is None else [0, pipe]
         ready, _, _ = select.select(sources, [], [], timeout_s)

@@ -69,7 +69,10 @@ def _described(value: object, torch: Any) -> tuple[str, int]:
         parts = [*value.parameters(), *value.buffers()]
         count = sum(part.numel() for part in value.parameters())
         devices = ", ".join(sorted({str(part.device) for part in parts})) or "no device"
-        return f"{kind}, {count:,} parameters on {devices}", _bytes_of(parts)
+        return (
+            f"{kind}, {count:,} parameter{'s' * (count != 1)} on {devices}",
+            _bytes_of(parts),
+        )
     if isinstance(value, torch.optim.Optimizer):
         tensors = [
             one

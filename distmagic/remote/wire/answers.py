@@ -279,9 +279,9 @@ class Refused:
 
 @message
 class Templates:
-    """The templates of a notebook on this host.
+    """The templates (warm processes with torch loaded) of a notebook on this host.
 
-    A template also sends this as its greeting, with only itself in it.
+    A template greets each connection with this message, about itself alone.
     """
 
     templates: tuple[Template, ...] = ()

@@ -152,7 +152,7 @@ def _draws(text: str) -> bool:
 
 
 def _changed(node: ast.AST) -> Iterator[_Change]:
-    """Yield possible changes of a library in a node."""
+    """Yield possible changes of a library in one node of the syntax tree."""
     is_alone = isinstance(node, ast.Expr)
     if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
         called, args = node.value.func, node.value.args

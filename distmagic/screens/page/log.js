@@ -154,7 +154,9 @@ export class Log {
     const shown = inAll(all.filter(line => !line.node.hidden)).toLocaleString('en');
     const searched = `the ${inAll(all).toLocaleString('en')} lines that are here; ${absent.toLocaleString('en')} more are not`;
     const isPart = absent && this.isSearched();
-    this.about.textContent = `${shown} of ${isPart ? searched : `${(this.count ?? 0).toLocaleString('en')} lines`}`;
+    const count = this.count ?? 0;
+    const every = `${count.toLocaleString('en')} line${count === 1 ? '' : 's'}`;
+    this.about.textContent = `${shown} of ${isPart ? searched : every}`;
     this.about.title = `all that a rank wrote: ${this.lines.rest}`;
     this.jump.hidden = !this.lines.all.some(line => ERROR.test(line.text));
   }

@@ -236,8 +236,8 @@ class Cluster:
             error.hint = self.error.hint
 
     def findings(self, asker: Asker) -> tuple[Finding, ...]:  # noqa: ARG002 - as an allocation's
-        """Return (): SkyPilot only reports that a cluster is down, which its hosts' SSH errors
-        name.
+        """Return no findings: SkyPilot could only report that a cluster is down, and its hosts' SSH
+        errors name that already.
         """
         return ()
 

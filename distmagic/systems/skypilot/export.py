@@ -25,7 +25,7 @@ _VARIABLES = (
 )
 _COUNT_ADDRESSES = (
     'COUNT=$(echo "$SKYPILOT_NODE_IPS" | grep -c .); [ "$COUNT" -eq "$SKYPILOT_NUM_NODES" ] || '
-    '{ echo "SKYPILOT_NODE_IPS has $COUNT addresses, and SKYPILOT_NUM_NODES is $SKYPILOT_NUM_NODES" >&2; exit 1; }'
+    '{ echo "SKYPILOT_NUM_NODES is $SKYPILOT_NUM_NODES, and the number of addresses in SKYPILOT_NODE_IPS is $COUNT" >&2; exit 1; }'
 )
 
 

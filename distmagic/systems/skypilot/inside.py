@@ -19,7 +19,7 @@ def place(environ: Environ) -> JobNode | None:
     count = found.number("SKYPILOT_NUM_NODES", least=1)
     if len(addresses) != count:
         raise found.error(
-            f"SKYPILOT_NODE_IPS has {len(addresses)} addresses, and SKYPILOT_NUM_NODES is {count}."
+            f"SKYPILOT_NUM_NODES is {count}, and the number of addresses in SKYPILOT_NODE_IPS is {len(addresses)}."
         )
     task = found.get("SKYPILOT_TASK_ID")
     return JobNode(

@@ -95,7 +95,7 @@ def listing(states: Sequence[JobState], held: Collection[str]) -> list[tuple[str
     uses.
     """
     if not states:
-        return [("Slurm has no allocation of distmagic's that is yours",)]
+        return [("You have no allocation of distmagic in Slurm",)]
     table: list[tuple[str, ...]] = [("job", "state", "nodes", "time left", "notebook")]
     for one in states:
         whose = "this notebook" if one.job in held else one.comment.partition(":")[2]

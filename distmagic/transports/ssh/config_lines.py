@@ -254,7 +254,9 @@ def _match_words(text: str) -> tuple[str, ...]:
 
 
 def included_files(line: ConfigLine, base: str, depth: int) -> list[str]:
-    """Return the files of an Include line, in order; none beyond `MAX_INCLUDES` levels."""
+    """Return the files of an Include line, in order; none if files include files, `MAX_INCLUDES`
+    levels deep.
+    """
     if depth >= MAX_INCLUDES:
         return []
     files = []

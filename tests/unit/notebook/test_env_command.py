@@ -56,7 +56,7 @@ def test_an_environment_that_is_there_is_told_as_such(lab, capsys, requirements)
     lab.session.synced = Synced(ready={"gpu-a": found})
     lab.value("%distributed hosts gpu-a")
     lab.value("%distributed env sync --requirements train.txt")
-    told = "gpu-a: the environment train was there already (0 s): /x/python\n"
+    told = "gpu-a: the environment train existed already (0 s): /x/python\n"
     assert told in capsys.readouterr().out
 
 

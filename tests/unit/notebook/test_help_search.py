@@ -25,6 +25,17 @@ def test_a_short_section_is_one_passage_with_its_code():
     assert text == "Write ProxyJump:\n\n```\nHost a\n\n    ProxyJump b\n```"
 
 
+def test_the_row_of_a_message_comes_before_all_that_has_its_words():
+    rows = "| you see | what to do |\n|---|---|\n| `the port ... is taken`, `is no host` | wait |\n"
+    pages = {**PAGES, "trouble": f"# Trouble\n\nText.\n\n## Seen\n\n{rows}"}
+    for message in (
+        "jump host: The port 29500 is taken by a jump",
+        "'a jump' is no host",
+    ):
+        assert search(message.split(), pages)[0].topic == "trouble"
+    assert search(["taken", "jump", "host"], pages)[0].topic == "hosts"
+
+
 def test_a_comment_in_code_is_no_heading():
     page = "# Page\n\nText.\n\n## Load\n\n```\n# The newest one.\nload()\n```\n"
     assert [one.heading for one in passages("page", page)] == ["Page", "Load"]

@@ -782,6 +782,12 @@ def test_words_that_the_manual_does_not_have_name_all_topics(lab, golden):
     golden(error)
 
 
+def test_help_takes_a_message_as_it_is(lab, capsys):
+    lab.value("%distributed help gpu-a: can't write to /data: it's 'full. # 1")
+    first = capsys.readouterr().out.split("More:")[0]
+    assert "`can't write to ...`" in first
+
+
 def test_help_with_words_shows_the_three_best_passages(lab, capsys):
     lab.value("%distributed help wait for devices")
     shown = capsys.readouterr().out

@@ -67,7 +67,7 @@ QUESTIONS = (
     ("kubernetes", "Nodes of a scheduler"),
     (
         "conda",
-        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+        "Conda, Anaconda or Miniconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     (
         "only some GPUs",
@@ -109,7 +109,7 @@ QUESTIONS = (
     ("deepspeed", "A DeepSpeed script"),
     (
         "security",
-        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+        "For a security review or audit, a company's policy: is it allowed, secure, safe or encrypted, what does it store or leave on a server?",
     ),
     (
         "resume after preemption",
@@ -123,11 +123,11 @@ QUESTIONS = (
     ),
     (
         "mixed CPU and GPU hosts",
-        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes with GPUs, others without (only CPUs, no GPU)",
     ),
     (
         "some hosts have GPUs, others only CPU",
-        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes with GPUs, others without (only CPUs, no GPU)",
     ),
     (
         "how do I kill a run that is stuck",
@@ -187,7 +187,7 @@ QUESTIONS = (
     ),
     (
         "poetry",
-        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+        "Conda, Anaconda or Miniconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     (
         "copy the trained model back to my laptop",
@@ -249,7 +249,7 @@ QUESTIONS = (
     ),
     (
         "corporate audit",
-        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+        "For a security review or audit, a company's policy: is it allowed, secure, safe or encrypted, what does it store or leave on a server?",
     ),
     ("TPU", "What distmagic does not do"),
     ("uninstall", "Remove everything from the hosts (uninstall, deinstall, delete)"),
@@ -275,11 +275,11 @@ QUESTIONS = (
     ),
     (
         "IT approve telemetry",
-        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+        "For a security review or audit, a company's policy: is it allowed, secure, safe or encrypted, what does it store or leave on a server?",
     ),
     (
         "one node has no GPU",
-        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes with GPUs, others without (only CPUs, no GPU)",
     ),
     (
         "colleague uses the same GPUs",
@@ -300,7 +300,7 @@ QUESTIONS = (
     ),
     (
         "install conda",
-        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+        "Conda, Anaconda or Miniconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     ("minGPT", "minGPT of PyTorch's examples"),
     (
@@ -370,7 +370,7 @@ QUESTIONS = (
     ),
     (
         "what does it store or leave on the server",
-        "For a security review or audit, a company's policy: is it secure or safe, what does it store or leave on a server?",
+        "For a security review or audit, a company's policy: is it allowed, secure, safe or encrypted, what does it store or leave on a server?",
     ),
     ("mac laptop", "A Mac laptop (macOS, OS X, MacBook, Apple silicon, M1 to M4)"),
     ("apple silicon", "A Mac laptop (macOS, OS X, MacBook, Apple silicon, M1 to M4)"),
@@ -445,7 +445,7 @@ QUESTIONS = (
     ),
     (
         "one machine has no gpu, the other has four",
-        "Mixed (heterogeneous) hosts: some nodes have GPUs, others only CPUs",
+        "Mixed (heterogeneous) hosts: some nodes with GPUs, others without (only CPUs, no GPU)",
     ),
     (
         "I only have Windows on my notebook computer",
@@ -453,7 +453,7 @@ QUESTIONS = (
     ),
     (
         "use the anaconda environment that is already on the machines",
-        "Conda or Anaconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
+        "Conda, Anaconda or Miniconda environment on the hosts (also mamba, venv, virtualenv, uv, Poetry)",
     ),
     (
         "gpu is used by somebody else",
@@ -495,7 +495,7 @@ SYNONYMS = (
     ("IDE support", "VS Code"),
     ("W&B", "TensorBoard, Weights & Biases"),
     ("which operation takes the time", "Profile a training loop"),
-    ("virtualenv with mamba", "Conda or Anaconda environment"),
+    ("virtualenv with mamba", "Conda, Anaconda or Miniconda environment"),
     ("only v6 network", "IPv6"),
     ("osx M2", "A Mac laptop"),
     ("radeon", "AMD GPUs"),
@@ -517,6 +517,11 @@ SYNONYMS = (
     ("questionnaire of the infosec team", "For a security review"),
     ("deadlocked ranks", "Debug a rank"),
     ("multi-user notebook server", "JupyterHub"),
+    ("encryption", "For a security review"),
+    ("is it allowed by my security department", "For a security review"),
+    ("one host without GPU", "Mixed (heterogeneous) hosts"),
+    ("hosts with and without GPU", "Mixed (heterogeneous) hosts"),
+    ("miniconda", "Conda, Anaconda or Miniconda"),
 )
 
 

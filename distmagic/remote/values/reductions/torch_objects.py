@@ -104,10 +104,10 @@ def _optimizer(optimizer: Any, base: Any) -> Any:
 
 
 def _can_be_pickled(value: object) -> bool:
-    """Whether cloudpickle can pickle it: what can't, such as a tracker's hook or a fused
-    optimizer's kernel, stays where it is.
+    """Whether cloudpickle can pickle a value. If not, the value is not sent: a tracker's hook or a
+    fused optimizer's kernel, for example.
 
-    Each hook may refer to the whole model and its optimizers: they are left out of the trial.
+    A hook may refer to the whole model and its optimizers, so the trial skips these.
     """
     import cloudpickle
 

@@ -257,11 +257,11 @@ def test_ranks_are_stopped_at_a_step_or_where_they_are_and_go_on_with_the_next_c
     program = RANKS.replace("{drive}", DRIVE)
     [seen, *_] = gloo_ranks.run(compiler_forks, tmp_path, 3, program)
     anew = "Before the next cell the group is created again for all ranks."
-    held = "Make what holds the old one again: model (DistributedDataParallel)."
+    held = "Create again what uses the old group: model (DistributedDataParallel)."
     broken = (
-        f"A process group was broken, so that its ranks need not wait. {anew} {held}"
+        f"A process group was aborted, to free ranks that waited in it. {anew} {held}"
     )
-    ahead = f"Some ranks have made more calls in a process group than others: 0 (last call: broadcast). {anew} {held}"
+    ahead = f"Some ranks have made more calls in a process group than others: rank 0 (last call: broadcast). {anew} {held}"
     alone = (
         "all_reduce waits for ranks 0,2: not in this cell, or at its end already. "
         "Let all ranks of the process group make this call."

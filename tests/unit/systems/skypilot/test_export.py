@@ -119,7 +119,7 @@ def test_skypilots_own_package_takes_every_task(tmp_path):
         ({"SKYPILOT_NUM_GPUS_PER_NODE": ""}, "SKYPILOT_NUM_GPUS_PER_NODE: is not set"),
         ({"SKYPILOT_NUM_GPUS_PER_NODE": "all"}, "SKYPILOT_NUM_GPUS_PER_NODE is all, which is not a number"),
         ({"SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is two, which is not a number"),
-        ({"SKYPILOT_NODE_IPS": "10.0.0.1"}, "SKYPILOT_NODE_IPS has 1 addresses, and SKYPILOT_NUM_NODES is 2"),
+        ({"SKYPILOT_NODE_IPS": "10.0.0.1"}, "SKYPILOT_NUM_NODES is 2, and the number of addresses in SKYPILOT_NODE_IPS is 1"),
     ],
 )  # fmt: skip
 def test_what_a_run_block_lacks_is_named_at_once(form, change, message):

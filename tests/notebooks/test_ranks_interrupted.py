@@ -110,7 +110,7 @@ here("waiting")
 dist.recv(torch.ones(1), 0) if rank == 3 else dist.all_reduce(torch.ones(1))
 """)
     assert "The cell was interrupted. Its ranks stay, with all names." in text
-    assert "A process group was broken" in text
+    assert "A process group was aborted" in text
     assert (
         "Create again what uses the old group: model (DistributedDataParallel)." in text
     )
@@ -131,7 +131,7 @@ except BaseException as error:
     raise
 """)
     assert "rank 2 (dm2, local_rank 0) raised ValueError: no such batch" in text
-    assert "A process group was broken" in text
+    assert "A process group was aborted" in text
     works(notebook)
     text = notebook.run("%%ranks 0\n[one.__name__ for one in caught]")
     assert "['PeerFailed', 'KeyboardInterrupt']" in text

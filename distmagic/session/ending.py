@@ -71,7 +71,8 @@ class RunEnding:
             if data is not None:
                 small_results[rank] = data
         first = self.failed_runs.add(state, small_results)
-        if error is not None and first is not None and screen.can_type():
+        is_cause = first is not None and state.first_failure in (None, first)
+        if error is not None and is_cause and screen.can_type():
             offer = (
                 f"%distributed debug {state.job} opens pdb where rank {first} failed."
             )

@@ -21,7 +21,7 @@ from distmagic.remote.values.left_out import LeftOut
 from distmagic.remote.wire.clipping import ranges
 from distmagic.state.model import RunState
 
-_KEPT = 10  # runs
+_KEPT = 5  # runs
 
 
 @frozen
@@ -66,10 +66,11 @@ class FailedRuns:
         """
         names = [name for name in self._runs if name.startswith(job)]
         if not names:
+            what = f"failed run {job}" if job else "failed run"
             raise UsageError(
-                f"This notebook has no failed run {job} with frames to look at.".replace("  ", " "),
+                f"This notebook has no {what} with frames to look at.",
                 f"Those that have: {', '.join(self._runs) or 'none'}. %distributed attach ID gets a job of another kernel.",
-            )  # fmt: skip
+            )
         run = self._runs[names[-1]]
         chosen = run.first if rank is None else rank
         if chosen not in run.frames:
@@ -105,7 +106,8 @@ def traceback_of(kept: Frames) -> TracebackType | None:
         first = frame.first_line - 1
         lines += ["\n"] * (first + len(own) - len(lines))
         lines[first : first + len(own)] = own
-        calls = TracebackType(calls, _rebuilt(frame, file, values), 0, frame.line)
+        rebuilt = _rebuilt(frame, file, values)
+        calls = TracebackType(calls, rebuilt, rebuilt.f_lasti, frame.line)
     for file, lines in sources.items():
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
     return calls
@@ -126,7 +128,8 @@ def _rebuilt(frame: KeptFrame, file: str, values: list[object]) -> FrameType:
     theirs = {name: values[number] for name, number in frame.global_names.items()}
     # With the locals: a comprehension that is typed in the debugger finds them as globals.
     names = {"__name__": frame.name, "__builtins__": builtins, **theirs, **own}
-    code = compile("1 / 0", file, "exec")
+    # pdb lists the lines around the one at which the frame stands.
+    code = compile("\n" * (frame.line - frame.first_line) + "1 / 0", file, "exec")
     code = code.replace(co_name=frame.name, co_firstlineno=frame.first_line)
     calls = None
     try:

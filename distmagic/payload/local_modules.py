@@ -29,7 +29,7 @@ from distmagic.remote.frozen import frozen
 MAX_FILES = 2_000
 MAX_BYTES = 20 << 20
 _NEVER = {"distmagic", "__main__", "__mp_main__", *sys.stdlib_module_names}
-# Loaded modules that need no second look: they have no Python file, or the name of their file.
+# Loaded modules that need no second look: of Python, extensions, or with the name of their file.
 _BY_NAME: dict[str, ModuleType] = {}
 
 
@@ -99,9 +99,10 @@ def loaded_by_path() -> list[str]:
         if has_parent and _BY_NAME.get(name) is module:
             continue
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
-            file = ""
-        if name in _NEVER or not file or (has_parent and _has_name(file, name)):
+        if not isinstance(file, str):
+            continue
+        is_of_python = name in _NEVER or not file.endswith(".py")
+        if is_of_python or (has_parent and _has_name(file, name)):
             _BY_NAME[name] = module
             continue
         if module.__name__ != name or is_installed(file):

@@ -18,6 +18,7 @@ from distmagic.diagnosis.finding import MEMORY, NCCL
 from distmagic.outcome.detached import Detached
 from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.outcome.run import left
+from distmagic.outcome.shown import shell
 from distmagic.planning.jobs import Job, choose, known_whereabouts, whereabouts
 from distmagic.remote.frozen import frozen
 from distmagic.render.screen import Screen
@@ -72,7 +73,8 @@ class RunEnding:
                 small_results[rank] = data
         first = self.failed_runs.add(state, small_results)
         is_cause = first is not None and state.first_failure in (None, first)
-        if error is not None and is_cause and screen.can_type():
+        can_debug = shell() is not None and screen.can_type()
+        if error is not None and is_cause and can_debug:
             offer = (
                 f"%distributed debug {state.job} opens pdb where rank {first} failed."
             )
@@ -85,7 +87,7 @@ class RunEnding:
         try:
             return left(state, small_results, open_link, error)
         finally:
-            # the error's traceback refers to this frame: a reference cycle would keep both, and the
+            # The error's traceback refers to this frame: a reference cycle would keep both, and the
             # run, alive
             del error
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a run are that hangs, in words: groups of ranks, sentences, advice, stacks.
+"""Describes where the ranks of a run that hangs are: groups of ranks, sentences, advice, stacks.
 
 Pure.
 """

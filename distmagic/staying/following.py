@@ -23,6 +23,7 @@ from distmagic.payload.sizes import size_text
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
+from distmagic.remote.values.pickling import goes_by_value
 from distmagic.remote.values.reductions.source_form import SourceForm, names_in
 from distmagic.remote.values.seen import Seen
 from distmagic.request.cells.cell import CellPlan
@@ -269,10 +270,13 @@ def _key(name: str, value: object) -> Hashable | None:
     is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
     if type(value) in _PLAIN and is_short:
         return name, type(value), repr(value)
-    if isinstance(value, types.ModuleType):
+    if type(value) is types.ModuleType:
+        module = getattr(value, "__name__", None)
+        is_imported = isinstance(module, str) and sys.modules.get(module) is value
         # It travels as its name.
-        is_imported = sys.modules.get(value.__name__) is value
-        return (name, type(value), value.__name__) if is_imported else None
+        if is_imported and not goes_by_value(str(module)):
+            return name, type(value), module
+        return None
     if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
         positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
         if all(type(one) in _PLAIN for one in (*positional, *named.values())):

@@ -250,7 +250,7 @@ def test_a_debugger_opens_in_a_run_whose_ranks_have_ended(
             as_value(divides), [1.0, 0.0], hosts=HOSTS, access=access, screen=Typist([])
         )
     job = failed.value.run.job
-    assert f"%distributed debug {job} opens pdb where rank" in failed.value.hint
+    assert "%distributed debug" not in failed.value.hint  # outside of IPython
     outcomes = {one.rank: one.ended.outcome for one in failed.value.run.state.workers.values()}  # fmt: skip
     assert (outcomes[2], outcomes[3]) == ("raised", "raised")
     assert list(failed.value.run.results) == []

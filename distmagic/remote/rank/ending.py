@@ -20,6 +20,7 @@ from pathlib import Path
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.rank import calls, sources
+from distmagic.remote.system import threads
 from distmagic.remote.training import frames, groups
 from distmagic.remote.values import left_out, parcel
 from distmagic.remote.values.reductions.source_form import SourceForm
@@ -30,6 +31,8 @@ from distmagic.remote.wire.vocabulary import RankOutcome
 
 _MAX_TRACEBACK_BYTES = 120_000  # as JSON: a packet of a unix socket holds about 200 KiB
 _MAX_MESSAGE_BYTES = 30_000
+_PATIENCE_S = 2.0  # how long the frames of an exception may delay its report
+_DEEPEST = 1_000  # recursion limit, Python's own default
 
 
 @frozen
@@ -159,21 +162,34 @@ def keep_frames(rank: Rank, labels: dict[str, str], error: BaseException) -> int
     """Write the frames of the user's code to the rank's file; return its size in bytes, None if
     nothing was kept.
     """
+    has_left_debugger = type(error).__name__ == "BdbQuit"
+    if os.getpid() != rank.pid or has_left_debugger:
+        return None
+    sizes: list[int] = []
+    is_over = threading.Event()
+
+    def keep() -> None:
+        # Code of the user's own pickles a value: it may raise anything, even an exit.
+        with contextlib.suppress(BaseException):
+            # A deep value must raise RecursionError before the thread's stack is full.
+            sys.setrecursionlimit(min(sys.getrecursionlimit(), _DEEPEST))
+            form = sources.form_of_results(rank.code)
+            found = frames.of(user_frames(error.__traceback__), name_of, form)
+            if found.frames:
+                limit_bytes = frames.LARGEST_BYTES
+                sizes.append(parcel.dump(found, rank.result, limit_bytes=limit_bytes))
+        is_over.set()
 
     def name_of(file: str) -> str:
         return shown_file(rank, labels, file)
 
-    has_left_debugger = type(error).__name__ == "BdbQuit"
-    if os.getpid() != rank.pid or has_left_debugger:
-        return None
-    # The error may be one of memory, or of a full disk.
-    with _without_stops(), contextlib.suppress(Exception):
-        form = sources.form_of_results(rank.code)
-        found = frames.of(user_frames(error.__traceback__), name_of, form)
-        if found is not None:
-            limit_bytes = frames.LARGEST_BYTES
-            return parcel.dump(found, rank.result, limit_bytes=limit_bytes)
-    return None
+    before = sys.getrecursionlimit()
+    # On a thread: code that does not return must not delay the report of the failure for long.
+    with _without_stops(), contextlib.suppress(BaseException):
+        threads.begin("frames", keep)
+        is_over.wait(_PATIENCE_S)
+    sys.setrecursionlimit(before)
+    return sizes[0] if sizes else None
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ What ends each of them:
     break                  its function: an interrupt has taken effect, or process groups are broken
     dialled, feed          the end of the two connections of a process
     doors                  `close` of the doors, which joins it, or their end after some seconds
+    frames                 its function, or the end of its rank
     guest                  the answer of a door to it, or its time limit
     dns                    the resolver's answer; its caller waits only until the deadline
     following, process     the end of node 0, or of the process that it asked for

@@ -12,7 +12,7 @@ import contextlib
 import linecache
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -21,15 +21,15 @@ from distmagic.remote.training import inventory
 from distmagic.remote.values import call, parcel
 from distmagic.remote.values.reductions.source_form import SourceForm
 
-LARGEST_BYTES = (
-    1 << 20
-)  # size limit of a file of frames, as of a result that is sent at once
-_ROOM_BYTES = 800_000  # for values; the sources of the frames and their names take less than the rest
+# Size limit of a file of frames, as of a result that is sent at once.
+LARGEST_BYTES = 1 << 20
+_ROOM_BYTES = 800_000  # for all values; one may take half of what is left
+_SOURCE_CHARS = 100_000  # for all sources
 _MOST_FRAMES = 40  # the innermost ones
 _MOST_NAMES = 200  # of one frame
 _MOST_LINES = 200  # of a source before and after the frame's line
 _LONGEST_LINE = 300
-_PATIENCE_S = 2.0  # how long the rank's end may wait for all of this
+_PATIENCE_S = 1.5  # for all values; a GPU may take half of it
 _PAUSE_S = 0.01  # how often a GPU is asked whether it still computes
 
 
@@ -59,15 +59,13 @@ class Frames:
 
 def of(
     calls: TracebackType | None, name_of: Callable[[str], str], form: SourceForm | None
-) -> Frames | None:
-    """Return the frames of the user's calls; None without any.
+) -> Frames:
+    """Return the frames of the user's calls.
 
     `name_of` is how a file is shown. With `form`, code in values is pickled as source.
     """
     keeper = _Keeper(form)
     found = [_frame(one, name_of, keeper) for one in reversed(list(_last(calls)))]
-    if not found:
-        return None
     return Frames(frames=tuple(reversed(found)), values=tuple(keeper.values))
 
 
@@ -87,57 +85,70 @@ class _Keeper:
         self.values: list[bytes | str] = []
         self._form = form
         self._room = _ROOM_BYTES
-        self._until_s = time.monotonic() + _PATIENCE_S
-        self._numbers: dict[int, int] = {}
-        self._reads_devices: bool | None = None  # None: nobody has asked yet
+        now_s = time.monotonic()
+        self._until_s = now_s + _PATIENCE_S
+        self._until_of_device_s = now_s + _PATIENCE_S / 2
+        # With the values: the number of one that is gone could become that of another one.
+        self._numbers: dict[int, tuple[int, object]] = {}
+        self._sources: dict[tuple[str, int, int], str] = {}
+        self._source_chars = _SOURCE_CHARS
 
     def number(self, value: object) -> int:
         """Return the number of a value among all values."""
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.values)
+            self._numbers[id(value)] = len(self.values), value
             self.values.append(self._kept(value))
-        return self._numbers[id(value)]
+        return self._numbers[id(value)][0]
+
+    def source(self, file: str, first: int, last: int, names: dict[str, Any]) -> str:
+        """Return these lines of a file, "" where there is no room for them."""
+        key = file, first, last
+        if key not in self._sources:
+            lines = linecache.getlines(file, names)[first - 1 : last]
+            text = "".join(f"{line.rstrip()[:_LONGEST_LINE]}\n" for line in lines)
+            self._source_chars -= len(text)
+            self._sources[key] = text if self._source_chars >= 0 else ""
+        return self._sources[key]
 
     def _kept(self, value: object) -> bytes | str:
-        with contextlib.suppress(Exception):  # pickling runs anybody's code
+        # Pickling runs anybody's code, and an exit of it is none of the rank's.
+        with contextlib.suppress(BaseException):
             if time.monotonic() < self._until_s:
                 data = parcel.dump_bytes(
-                    value, self._room, self._form, self._may_read_devices
+                    value, self._room // 2, self._form, self._may_read
                 )
                 self._room -= len(data)
                 return data
         text, _ = inventory.described(value)
         return text
 
-    def _may_read_devices(self) -> bool:
-        """Whether the GPU has done all that was asked of it. Waits for that."""
-        if self._reads_devices is None:
-            self._reads_devices = False
-            stream: Any = sys.modules["torch"].cuda.current_stream()
-            while not stream.query():
-                if time.monotonic() > self._until_s:
+    def _may_read(self, devices: Iterable[Any]) -> bool:
+        """Whether these devices have done all that was asked of them. Waits for that."""
+        for device in devices:
+            module = getattr(sys.modules["torch"], device.type)  # such as torch.cuda
+            while not module.current_stream(device).query():
+                if time.monotonic() > self._until_of_device_s:
                     return False
                 time.sleep(_PAUSE_S)
-            self._reads_devices = True
-        return self._reads_devices
+        return True
 
 
 def _frame(
     one: TracebackType, name_of: Callable[[str], str], keeper: _Keeper
 ) -> KeptFrame:
     frame, code = one.tb_frame, one.tb_frame.f_code
+    at = one.tb_lineno or code.co_firstlineno
     names = dict(frame.f_locals)
     used = {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}  # fmt: skip
-    first = max(code.co_firstlineno, one.tb_lineno - _MOST_LINES)
-    last = max([one.tb_lineno, *(line for *_, line in code.co_lines() if line)])
-    source = linecache.getlines(code.co_filename, frame.f_globals)
-    shown = source[first - 1 : min(last, one.tb_lineno + _MOST_LINES)]
+    first = max(code.co_firstlineno, at - _MOST_LINES)
+    last = max([at, *(line for *_, line in code.co_lines() if line)])
+    last = min(last, at + _MOST_LINES)
     return KeptFrame(
         name=code.co_name,
         file=name_of(code.co_filename),
-        line=one.tb_lineno,
+        line=at,
         first_line=first,
-        source="".join(f"{line.rstrip()[:_LONGEST_LINE]}\n" for line in shown),
+        source=keeper.source(code.co_filename, first, last, frame.f_globals),
         local_names=_numbers(names, keeper),
         global_names=_numbers(
             {} if frame.f_locals is frame.f_globals else used, keeper

@@ -59,13 +59,13 @@ def described(value: object) -> tuple[str, int]:
     return type(value).__name__, 0
 
 
-def _described(value: object, torch: Any) -> tuple[str, int]:
+def _described(value: Any, torch: Any) -> tuple[str, int]:
     kind = type(value).__name__
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         text = f"{kind} {list(value.shape)} {dtype} on {value.device}"
         return text, _bytes_of([value])
-    if isinstance(value, torch.nn.Module):
+    if issubclass(type(value), torch.nn.Module):
         parts = [*value.parameters(), *value.buffers()]
         count = sum(part.numel() for part in value.parameters())
         devices = ", ".join(sorted({str(part.device) for part in parts})) or "no device"
@@ -73,7 +73,7 @@ def _described(value: object, torch: Any) -> tuple[str, int]:
             f"{kind}, {count:,} parameter{'s' * (count != 1)} on {devices}",
             _bytes_of(parts),
         )
-    if isinstance(value, torch.optim.Optimizer):
+    if issubclass(type(value), torch.optim.Optimizer):
         tensors = [
             one
             for state in value.state.values()

@@ -138,12 +138,12 @@ def dump(  # noqa: PLR0913  # all that a parcel is made of
 
 
 def dump_bytes(
-    value: object, limit_bytes: int, source: SourceForm | None = None, may_read_devices: Callable[[], bool] | None = None,
+    value: object, limit_bytes: int, source: SourceForm | None = None, may_read: Callable[[set[Any]], bool] | None = None,
 ) -> bytes:  # fmt: skip
     """Return the parcel of a value.
 
-    A tensor of a GPU is only read if `may_read_devices` returns True. Raises `TooLarge`,
-    `ParcelError` for a tensor that is not read, and the errors of pickling.
+    Tensors of other devices than the CPU are only read if `may_read` of their devices is True.
+    Raises `TooLarge`, `ParcelError` for a tensor that is not read, and the errors of pickling.
     """
     file = io.BytesIO()
     sink = _Sink(file=file, limit_bytes=limit_bytes)
@@ -151,11 +151,13 @@ def dump_bytes(
     seen = Seen()
     packer = Packer(sink, seen, None, source)
     packer.pickle(value)
-    _, windows, _ = packer.plan()
-    if may_read_devices is not None:
-        are_devices = any(one.storage.device.type != "cpu" for one in windows)
-        if are_devices and not may_read_devices():
-            raise ParcelError("The device of a tensor is at work.")
+    buffers, windows, _ = packer.plan()
+    sizes = [*(one.nbytes for one in buffers), *(one.nbytes for one in windows)]
+    sink.check(sink.size + sum(sizes))
+    devices = {one.storage.device for one in windows}
+    devices = {one for one in devices if one.type != "cpu"}
+    if devices and may_read is not None and not may_read(devices):
+        raise ParcelError("The device of a tensor is at work.")
     _write_values(packer, sink, None, seen)
     return file.getvalue()
 

@@ -186,7 +186,7 @@ class Packer:
         is_remote = f"{name}.".startswith(_REMOTE)
         if name.startswith("distmagic.") and not is_remote:
             return __import__, ("distmagic",)
-        if any(f"{name}.".startswith(f"{one}.") for one in _by_value()):
+        if goes_by_value(name):
             kept = {k: v for k, v in vars(module).items() if k not in _OF_AN_IMPORT}
             return _module_by_value, (name,), kept
         if name in sys.modules:
@@ -248,6 +248,11 @@ def _by_value() -> set[str]:
     import cloudpickle
 
     return cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-any-return]
+
+
+def goes_by_value(name: str) -> bool:
+    """Whether the module of this name is pickled by value, as `cloudpickle` was asked to."""
+    return any(f"{name}.".startswith(f"{one}.") for one in _by_value())
 
 
 @contextlib.contextmanager

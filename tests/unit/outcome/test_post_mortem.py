@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -30,9 +31,7 @@ def kept(labels: str = "train.py") -> Frames:
         train([2, 0])
     calls = failed.value.__traceback__
     assert calls is not None
-    found = frames.of(calls.tb_next, lambda _: labels, None)
-    assert found is not None
-    return found
+    return frames.of(calls.tb_next, lambda _: labels, None)
 
 
 def failed(job: str, *raised: int, first: int = 0) -> RunState:
@@ -69,7 +68,7 @@ def test_the_debugger_has_names_values_and_source(data, typed, capsys):
     assert "(0, 0.25)" in shown
     assert "[1.0, 0.0]" in shown
     assert '"""Fail at the second batch."""' in shown
-    assert "->" in shown
+    assert re.search(r"->\t +total \+= RATE / batch\n", shown)
     assert typed == []
 
 
@@ -99,12 +98,14 @@ def test_a_rank_with_frames_is_chosen_where_the_first_failure_has_none(data, fir
 
 def test_what_has_no_frames(data, golden):
     runs = FailedRuns()
-    for number in range(12):
+    for number in range(7):
         runs.add(failed(f"run-{number}", 0, 1, 3), {0: data, 1: data, 3: data})
     with golden.raises(UsageError):
         runs.debug("run-1-", None)
     with golden.raises(UsageError):
-        runs.debug("run-11", 2)
+        FailedRuns().debug("", None)
+    with golden.raises(UsageError):
+        runs.debug("run-6", 2)
 
 
 def test_a_value_that_this_python_can_not_rebuild_is_left_out():

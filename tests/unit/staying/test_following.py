@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,28 @@ TOGETHER = {
         ("k = 2", "with f(1) as x: pass\nx", 3),
     ],
 }  # fmt: skip
+
+
+def test_a_module_that_goes_by_value_is_sent_again_when_it_has_changed(monkeypatch):
+    import cloudpickle
+
+    module: Any = types.ModuleType("rates")
+    module.LR = 1
+    monkeypatch.setitem(sys.modules, "rates", module)
+    notebook = {"rates": module}
+
+    def digest() -> str:
+        return following.prepared(plan("rates.LR"), notebook, (), {}, {}).digests["rates"]  # fmt: skip
+
+    by_name = digest()
+    assert digest() == by_name
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        first = digest()
+        module.LR = 2
+        assert len({by_name, first, digest()}) == 3
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,3 +178,77 @@ def test_a_full_home_has_no_part_in_the_file_of_spawned_children(tmp_path):
     file = call.write_main(home / "main.py", "/a/call", spare=tmp_path)
     assert file == str(tmp_path / "main.py")
     assert "/a/call" in Path(file).read_text()
+
+
+class Pickled:
+    """Its pickling does what a test says."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        self.act()
+        return int, (5,)
+
+
+def kept(folder: Path, **values: object) -> int | None:
+    """Return the size of the frames that a rank keeps of an exception beside these values."""
+    rank = rank_in(folder)
+    with zipfile.ZipFile(folder / "code", "w") as archive:
+        archive.writestr("sources.json", "{}")
+    try:
+        exec("1 / 0", dict(values))
+    except ZeroDivisionError as error:
+        return ending.keep_frames(replace(rank, code=folder / "code"), {}, error)
+    raise AssertionError
+
+
+def leaves() -> None:
+    sys.exit(4)
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("act", [leaves, cancelled])
+def test_a_value_whose_pickling_raises_anything_keeps_no_failure_from_its_report(
+    tmp_path, act
+):
+    assert kept(tmp_path, lr=5) == (tmp_path / "rank3.result").stat().st_size
+    kept(tmp_path, odd=Pickled(act), lr=5)
+
+
+def test_a_value_whose_pickling_does_not_return_delays_no_report_for_long(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ending, "_PATIENCE_S", 0.05)
+    is_over = threading.Event()
+    try:
+        assert kept(tmp_path, slow=Pickled(is_over.wait)) is None
+    finally:
+        is_over.set()
+
+
+def test_a_deep_value_ends_no_rank(tmp_path):
+    """A recursion limit that the user has raised would let the pickler use the whole stack."""
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        size = kept(tmp_path, deep=deep, lr=5)
+        assert sys.getrecursionlimit() == 10**6
+    finally:
+        sys.setrecursionlimit(before)
+    assert size == (tmp_path / "rank3.result").stat().st_size
+
+
+def test_the_signals_of_torchrun_end_no_rank_that_keeps_its_frames(tmp_path):
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert kept(tmp_path, odd=Pickled(stop)) is not None
+    assert signal.getsignal(signal.SIGTERM) is before

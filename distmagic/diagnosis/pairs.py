@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from distmagic.diagnosis.finding import Finding, Subject
-
-_SLOW = 0.7  # fraction of the usual bandwidth
-_LATE = 3.0  # times the usual latency
-_FEW = 3  # pairs, of three hosts
-_LATE_S = 0.5e-3  # a smaller latency does not affect training
+from distmagic.remote.checkup.collective import compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +24,8 @@ def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Fin
     """Return the hosts and links that are slower than most. `subjects` has the hosts by name."""
     if len(pairs) < 2:
         return []
-    rates = sorted(pair.bytes_per_s for pair in pairs)
-    times = sorted(pair.latency_s for pair in pairs)
-    # In a tie the fast pairs count: a host is in half of all pairs of four hosts, and in two thirds
-    # of three.
-    is_few = len(pairs) <= _FEW
-    usual = rates[-1] if is_few else statistics.median_high(rates)
-    prompt = times[0] if is_few else statistics.median_low(times)
-    slow = {pair.hosts for pair in pairs if pair.bytes_per_s < _SLOW * usual}
-    late = {pair.hosts for pair in pairs if pair.latency_s > max(_LATE * prompt, prompt + _LATE_S)}  # fmt: skip
+    speeds = {pair.hosts: (pair.latency_s, pair.bytes_per_s) for pair in pairs}
+    (prompt, usual), late, slow = compared(speeds)
     return [
         *_of(pairs, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
         *_of(pairs, late, "latency", f"most pairs need {_time(prompt)}", subjects),

@@ -20,7 +20,7 @@ from distmagic.diagnosis.finding import (
 )
 from distmagic.diagnosis.pairs import Pair
 from distmagic.errors import DistmagicError
-from distmagic.remote.checkup.collective import Measured
+from distmagic.remote.checkup.collective import RankPair, Speed
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -156,20 +156,18 @@ def _looked_at(subject: Subject) -> dict[str, str]:
 
 
 def with_pairs(
-    before: Report, results: Mapping[int, Sequence[Measured]], took_s: float
+    before: Report, results: Mapping[RankPair, Speed], took_s: float
 ) -> Report:
-    """Return the report with the measurements of ranks, one on each host, in their order."""
+    """Return the report with the speeds of pairs of ranks, one on each host, in their order."""
     measured = []
     subjects = {one.name: one for one in before.subjects}
     speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
-    for rank, measures in results.items():
-        for other, latency_s, bytes_per_s in measures:
-            if rank < other:
-                hosts = before.hosts[rank], before.hosts[other]
-                pair = Pair(hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s)
-                measured.append(pair)
-                for one, peer in (hosts, hosts[::-1]):
-                    speeds[one][peer] = pairs.in_words(pair)
+    for (rank, other), (latency_s, bytes_per_s) in results.items():
+        hosts = before.hosts[rank], before.hosts[other]
+        pair = Pair(hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        measured.append(pair)
+        for one, peer in (hosts, hosts[::-1]):
+            speeds[one][peer] = pairs.in_words(pair)
     return replace(
         before,
         findings=(*before.findings, *pairs.findings(measured, subjects)),

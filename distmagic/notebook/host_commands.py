@@ -273,7 +273,7 @@ def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
             name=name,
         )
         assert isinstance(run, Run)
-        found = with_pairs(found, dict(run.results), time.monotonic() - began)
+        found = with_pairs(found, run.results[0], time.monotonic() - began)
     except Cancelled:
         raise
     except DistmagicError as error:

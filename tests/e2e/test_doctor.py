@@ -493,6 +493,18 @@ def test_pairs_of_hosts_are_measured_and_nothing_is_left(ended, capsys):
         assert not list(host.home.glob(".distmagic/work/doctor*"))
 
 
+def test_pairs_of_healthy_hosts_that_slow_each_other_down_are_no_finding(
+    make_lab, capsys
+):
+    """Four pairs share this machine's processors. Twice, because each time is another."""
+    lab = make_lab(8)
+    hosts = ",".join(host.name for host in lab.hosts)
+    for _ in range(2):
+        words = ["doctor", "--collective", "--json", "--hosts", hosts]
+        assert cli.main([*words, *way(lab)]) == 0
+        assert json.loads(capsys.readouterr().out)["findings"] == []
+
+
 def send_at(host: LabHost, megabits: int, slowly_to: LabHost | None = None) -> None:
     """Let a host send so much a second, and half as much to one other."""
     for words in (

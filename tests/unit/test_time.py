@@ -127,7 +127,7 @@ STEADY = {
     "remote/rank/rich_bars.py": _PACE,
     "remote/training/loading.py": "how long a rank loads, of the time of its function",
     "remote/training/steps.py": f"{_WAIT}; since when a rank has made no step",
-    "remote/checkup/collective.py": _TOOK,
+    "remote/checkup/collective.py": f"{_TOOK}; for how long pairs are measured again",
     "remote/checkup/nccl_ras.py": _WAIT,
     "connection/requests/host_requests.py": "two looks in a row, between which a host has told its time of day",
     "notebook/host_commands.py": _TOOK,

@@ -1,26 +1,62 @@
 """Measures the network between hosts: one rank on each, and pairs of ranks that run a collective at
-the same time.
+the same time. If one stands out, pairs are measured again alone, because they slow each other down.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _SMALL, _LARGE = 2, 2 << 20  # elements of four bytes each
 _LARGE_ON_GPUS = 16 << 20
-_SMALL_TIMES, _LARGE_TIMES = 30, 5
+_SMALL_TIMES, _LARGE_TIMES = 30, 3
+_ALONE_S = 0.75  # per rank, in which pairs are measured again
 
-# The other rank, seconds for 8 bytes, bytes per second.
-Measured = tuple[int, float, float]
+_SLOW = 0.7  # fraction of the usual bandwidth
+_LATE = 3.0  # times the usual latency
+_FEW = 3  # pairs, of three hosts
+_LATE_S = 0.5e-3  # a smaller latency does not affect training
+
+RankPair = tuple[int, int]
+Speed = tuple[float, float]  # seconds for 8 bytes, bytes per second
 
 
-def measure() -> list[Measured]:
-    """Return this rank's measurements with the other rank of each of its pairs: by NCCL if all have
-    GPUs, else by gloo.
+def compared(speeds: Mapping[Any, Speed]) -> tuple[Speed, set[Any], set[Any]]:
+    """Return the speed of most pairs, the pairs of high latency, and those of low bandwidth."""
+    times, rates = (sorted(column) for column in zip(*speeds.values(), strict=True))
+    # In a tie the fast pairs count: a host is in half of all pairs of four hosts, and in two thirds
+    # of three.
+    is_few = len(speeds) <= _FEW
+    prompt = times[0] if is_few else statistics.median_low(times)
+    usual = rates[-1] if is_few else statistics.median_high(rates)
+    limit_s = max(_LATE * prompt, prompt + _LATE_S)
+    late = {pair for pair, (latency_s, _) in speeds.items() if latency_s > limit_s}
+    slow = {pair for pair, (_, rate) in speeds.items() if rate < _SLOW * usual}
+    return (prompt, usual), late, slow
+
+
+def next_alone(speeds: Mapping[RankPair, Speed], tries: Counter[RankPair]) -> RankPair | None:  # fmt: skip
+    """Return the pair to measure alone: one with the fewest tries, and of these one that stands
+    out, and of these the fastest, which takes the least time.
+
+    If any pair stands out, each has one try, because pairs are slower together than alone. Those
+    that still stand out have more.
     """
+    _, late, slow = compared(speeds)
+    odd = late | slow
+    if not tries and not odd:
+        return None
+    untried = speeds.keys() - tries.keys()
+    by_turn = lambda pair: (tries[pair], pair not in odd, -speeds[pair][1], pair)  # noqa: E731
+    return min(odd | untried, key=by_turn, default=None)
+
+
+def measure() -> dict[RankPair, Speed]:
+    """Return the speed of each pair of ranks: by NCCL if all have GPUs, else by gloo."""
     import torch
     import torch.distributed as dist
 
@@ -30,38 +66,53 @@ def measure() -> list[Measured]:
     has_gpus = bool(flag.item())
     device = torch.device("cuda" if has_gpus else "cpu")
     rank, size = dist.get_rank(), dist.get_world_size()
-    numbers = _LARGE_ON_GPUS if has_gpus else _LARGE
-    found = []
-    for pairs in rounds(size):
-        other, group = -1, None
-        for pair in pairs:
-            made = dist.new_group(list(pair), backend="nccl" if has_gpus else "gloo")
-            if rank in pair:
-                group, other = made, pair[0] + pair[1] - rank
-        dist.barrier()
-        if group is not None:
-            small, large = torch.ones(_SMALL), torch.ones(numbers)
-            best_s = _best_s(dist, small.to(device), group, _SMALL_TIMES)
-            large_s = _best_s(dist, large.to(device), group, _LARGE_TIMES)
-            found.append((other, best_s, 4 * numbers / large_s))
-        dist.barrier()
+    small = torch.ones(_SMALL, device=device)
+    large = torch.ones(_LARGE_ON_GPUS if has_gpus else _LARGE, device=device)
+    in_rounds = rounds(size)
+    every = [pair for pairs in in_rounds for pair in pairs]
+    backend = "nccl" if has_gpus else "gloo"
+    groups = {pair: dist.new_group(list(pair), backend=backend) for pair in every}
+    # The shortest seconds of each pair, of both tensors.
+    table = torch.full((len(every), 2), math.inf, dtype=torch.float64)
+
+    def measure_together(pairs: Collection[RankPair]) -> dict[RankPair, Speed]:
+        """Measure `pairs` at the same time while the other ranks wait; return all speeds."""
+        for pair, best in zip(every, table, strict=True):
+            if pair in pairs and rank in pair:
+                best[0] = min(best[0], _best_s(small, groups[pair], _SMALL_TIMES))
+                best[1] = min(best[1], _best_s(large, groups[pair], _LARGE_TIMES))
+        dist.all_reduce(table, dist.ReduceOp.MIN)
+        return {
+            pair: (small_s, large.nbytes / large_s)
+            for pair, (small_s, large_s) in zip(every, table.tolist(), strict=True)
+        }
+
+    for pairs in in_rounds:
+        speeds = measure_together(pairs)
+    tries: Counter[RankPair] = Counter()
+    until_s = time.monotonic() + size * _ALONE_S
+    # All ranks choose the same pair, because they have the same speeds; rank 0 has the clock.
+    while pair := next_alone(speeds, tries):
+        is_over = torch.tensor([int(time.monotonic() > until_s)])
+        dist.broadcast(is_over, 0)
+        if is_over.item():
+            break
+        tries[pair] += 1
+        speeds = measure_together([pair])
     dist.destroy_process_group()
-    return found
+    return speeds
 
 
-def _best_s(dist: Any, tensor: Any, group: Any, times: int) -> float:
+def _best_s(tensor: Any, group: Any, times: int) -> float:
     """Return the shortest of `times` measurements: other programs make some of them longer."""
-    wait: Callable[[], object] = lambda: None  # noqa: E731
-    if tensor.is_cuda:
-        import torch
+    import torch
 
-        wait = torch.cuda.synchronize
     best = math.inf
     for _ in range(times):
-        wait()
         began = time.perf_counter()
-        dist.all_reduce(tensor, group=group)
-        wait()
+        torch.distributed.all_reduce(tensor, group=group)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
     return best
 

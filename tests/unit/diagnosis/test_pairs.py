@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
 from distmagic.diagnosis.finding import Finding
 from distmagic.diagnosis.pairs import Pair, findings
 from distmagic.diagnosis.report import report, with_failure, with_pairs, without_pairs
 from distmagic.errors import RunError
-from distmagic.remote.checkup.collective import rounds
+from distmagic.remote.checkup.collective import RankPair, Speed, next_alone, rounds
 from tests.unit.diagnosis import healthy
 
 FAST, SLOW = 1.2e9, 0.6e9
@@ -50,6 +53,86 @@ def test_a_slow_host_is_told_from_a_slow_link(count):
     assert finding.check == f"latency with {link.hosts[0]}"
 
 
+# ---- pairs that are measured again alone
+
+
+def with_speeds(speeds: dict[RankPair, Speed]) -> set[tuple[str, str]]:
+    """Return host and subject of each finding."""
+    names = tuple(f"gpu-{number}" for number in range(1, 19))
+    said = with_pairs(report(healthy(18), "2.13.0"), speeds, 0.0)
+    assert said.hosts == names
+    return {(one.host, one.check) for one in said.findings}
+
+
+def measured_again(speeds: dict[RankPair, Speed], alone: dict[RankPair, Speed]) -> None:
+    """Measure again what stands out, at most twice a pair; `alone` has the speeds without other pairs."""
+    tries: Counter[RankPair] = Counter()
+    while (pair := next_alone(speeds, tries)) and tries[pair] < 2:
+        tries[pair] += 1
+        (late, rate), (latency_s, bytes_per_s) = speeds[pair], alone[pair]
+        speeds[pair] = (min(late, latency_s), max(rate, bytes_per_s))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 16])
+def test_pairs_that_slow_each_other_down_are_no_finding_if_they_are_fast_alone(
+    count, seed
+):
+    chance = random.Random(seed)
+    alone = {pair: (PROMPT, FAST) for some in rounds(count) for pair in some}
+    together = {
+        pair: (PROMPT / chance.uniform(0.01, 1), FAST * chance.uniform(0.5, 1))
+        for pair in alone
+    }
+    together[rounds(count)[0][0]] = (PROMPT, FAST * 0.3)
+    assert with_speeds(together)
+    measured_again(together, alone)
+    assert with_speeds(together) == set()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 16])
+def test_a_slow_link_and_a_slow_host_are_slow_alone(count, seed):
+    """A half of the bandwidth may be most of it while other pairs are measured."""
+    chance = random.Random(seed)
+    every = [pair for some in rounds(count) for pair in some]
+    one, other = every[0]
+    link = (f"gpu-{other + 1}", f"bandwidth with gpu-{one + 1}")
+    host = ("gpu-2", "bandwidth")
+    for slow, found in (
+        ({(one, other)}, link),
+        ({pair for pair in every if 1 in pair}, host),
+    ):
+        alone = {pair: (PROMPT, SLOW if pair in slow else FAST) for pair in every}
+        together = {
+            pair: (PROMPT, min(rate, FAST * chance.uniform(0.2, 1)))
+            for pair, (_, rate) in alone.items()
+        }
+        together[every[-1]] = (LATE, SLOW)
+        measured_again(together, alone)
+        assert with_speeds(together) == {found}
+
+
+def test_slow_pairs_are_first_then_the_others_and_then_slow_ones_again():
+    first, second, third = every = (0, 1), (0, 2), (1, 2)
+    speeds = {first: (PROMPT, SLOW / 2), second: (PROMPT, FAST), third: (PROMPT, SLOW)}
+    tries: Counter[RankPair] = Counter()
+    for expected in (third, first, second, third, first):
+        assert next_alone(speeds, tries) == expected
+        tries[expected] += 1
+    speeds = dict.fromkeys(every, (PROMPT, FAST))
+    assert next_alone(speeds, Counter()) is None
+    assert next_alone(speeds, Counter([first])) == second
+    assert next_alone(speeds, tries) is None
+
+
+def test_a_single_pair_is_not_measured_again():
+    assert next_alone({(0, 1): (LATE, SLOW)}, Counter()) is None
+
+
+# ---- rounds, and reports
+
+
 @pytest.mark.parametrize("count", range(1, 18))
 def test_each_rank_meets_several_others_and_is_in_one_pair_at_a_time(count):
     met: dict[int, set[int]] = {rank: set() for rank in range(count)}
@@ -69,9 +152,9 @@ def test_each_rank_meets_several_others_and_is_in_one_pair_at_a_time(count):
 def test_a_report_with_pairs(golden):
     before = report(healthy(3), "2.13.0")
     results = {
-        0: [(1, PROMPT, FAST), (2, PROMPT, SLOW)],
-        1: [(0, PROMPT, FAST), (2, LATE, SLOW)],
-        2: [(0, PROMPT, SLOW), (1, LATE, SLOW)],
+        (0, 1): (PROMPT, FAST),
+        (0, 2): (PROMPT, SLOW),
+        (1, 2): (LATE, SLOW),
     }
     golden(with_pairs(before, results, 0.0))
 

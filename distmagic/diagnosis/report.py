@@ -162,7 +162,7 @@ def with_pairs(
     measured = []
     subjects = {one.name: one for one in before.subjects}
     speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
-    for (rank, other), (latency_s, bytes_per_s) in results.items():
+    for (rank, other), (latency_s, bytes_per_s) in sorted(results.items()):
         hosts = before.hosts[rank], before.hosts[other]
         pair = Pair(hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s)
         measured.append(pair)

@@ -162,7 +162,7 @@ SUBCOMMANDS = (
         job_commands.debug,
         """
         [ID] [--rank N]  open pdb where a rank of a failed run raised its exception
-        NAME [--rank N]  the same, on ranks that stay; alone, debug means them before a run
+        NAME [--rank N]  the same, on ranks that stay; without a name, they come before runs
         """,
         counts=(0, 1),
         flags=("--rank N",),

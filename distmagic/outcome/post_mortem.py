@@ -21,7 +21,7 @@ from distmagic.remote.values.left_out import LeftOut
 from distmagic.remote.wire.clipping import ranges
 from distmagic.state.model import RunState
 
-_KEPT = 5  # runs
+_KEPT, _MOST_RANKS = 5, 32  # runs, and ranks of each
 
 
 @frozen
@@ -53,6 +53,8 @@ class FailedRuns:
         first = state.first_failure
         # Another kernel may have followed the run: which failure came first is lost.
         first = first if first in found else min(found)
+        others = [rank for rank in found if rank != first]
+        found = {rank: found[rank] for rank in (first, *others[: _MOST_RANKS - 1])}
         self._runs.pop(state.job, None)
         self._runs[state.job] = FailedRun(job=state.job, first=first, frames=found)
         if len(self._runs) > _KEPT:
@@ -75,7 +77,7 @@ class FailedRuns:
         chosen = run.first if rank is None else rank
         if chosen not in run.frames:
             raise UsageError(
-                f"Rank {chosen} of run {run.job} left no frames: it raised no exception, or had no room for them.",
+                f"Rank {chosen} of run {run.job} left no frames: it raised no exception, or its values took too long.",
                 f"Ranks that have: {', '.join(ranges(sorted(run.frames)))}.",
             )
         try:

@@ -101,8 +101,8 @@ def loaded_by_path() -> list[str]:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str):
             continue
-        is_of_python = name in _NEVER or not file.endswith(".py")
-        if is_of_python or (has_parent and _has_name(file, name)):
+        needs_no_look = name in _NEVER or not file.endswith(".py")
+        if needs_no_look or (has_parent and _has_name(file, name)):
             _BY_NAME[name] = module
             continue
         if module.__name__ != name or is_installed(file):

@@ -82,8 +82,6 @@ from distmagic.state.events import (
 Actions = list[Action]
 REFUSED_PAUSE_S = 60.0  # pause after an attempt to join was refused
 
-_MOST_FRAMES = 8  # failed ranks of one node whose frames come with its end
-
 
 class NodeTable:
     """All nodes of one run.
@@ -168,9 +166,6 @@ class NodeTable:
     def _rank_ended(self, node_rank: int, what: protocol.Ended, _: float) -> Actions:
         sizes = self.rows[node_rank].sizes
         sizes.pop(what.rank, None)  # of the rank before a restart
-        has_frames = what.outcome == "raised"
-        if has_frames and len(sizes) >= _MOST_FRAMES:
-            return []
         if job_requests.is_small(what.result_bytes):
             sizes[what.rank] = what.result_bytes or 0
         return []

@@ -277,6 +277,8 @@ def _key(name: str, value: object) -> Hashable | None:
         if is_imported and not goes_by_value(str(module)):
             return name, type(value), module
         return None
+    if isinstance(value, types.FunctionType) and goes_by_value(str(value.__module__)):
+        return None
     if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
         positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
         if all(type(one) in _PLAIN for one in (*positional, *named.values())):

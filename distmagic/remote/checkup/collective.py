@@ -14,7 +14,8 @@ from typing import Any
 _SMALL, _LARGE = 2, 2 << 20  # elements of four bytes each
 _LARGE_ON_GPUS = 16 << 20
 _SMALL_TIMES, _LARGE_TIMES = 30, 3
-_ALONE_S = 0.75  # per rank, in which pairs are measured again
+_ALONE_S, _MOST_ALONE_S = 0.75, 60.0  # per rank and in all: pairs are measured again
+_TRIES = 3  # of a pair that stands out
 
 _SLOW = 0.7  # fraction of the usual bandwidth
 _LATE = 3.0  # times the usual latency
@@ -51,8 +52,17 @@ def next_alone(speeds: Mapping[RankPair, Speed], tries: Counter[RankPair]) -> Ra
     if not tries and not odd:
         return None
     untried = speeds.keys() - tries.keys()
+    wanted = {pair for pair in odd | untried if tries[pair] < _TRIES}
     by_turn = lambda pair: (tries[pair], pair not in odd, -speeds[pair][1], pair)  # noqa: E731
-    return min(odd | untried, key=by_turn, default=None)
+    return min(wanted, key=by_turn, default=None)
+
+
+def comparable(speeds: Mapping[RankPair, Speed], tries: Counter[RankPair]) -> dict[RankPair, Speed]:  # fmt: skip
+    """Return the speeds of pairs that were measured alone; all of them if none was.
+
+    A pair is faster alone, so one that had no turn in time would look slow beside the others.
+    """
+    return {pair: speed for pair, speed in speeds.items() if tries[pair] or not tries}
 
 
 def measure() -> dict[RankPair, Speed]:
@@ -90,7 +100,7 @@ def measure() -> dict[RankPair, Speed]:
     for pairs in in_rounds:
         speeds = measure_together(pairs)
     tries: Counter[RankPair] = Counter()
-    until_s = time.monotonic() + size * _ALONE_S
+    until_s = time.monotonic() + min(size * _ALONE_S, _MOST_ALONE_S)
     # All ranks choose the same pair, because they have the same speeds; rank 0 has the clock.
     while pair := next_alone(speeds, tries):
         is_over = torch.tensor([int(time.monotonic() > until_s)])
@@ -100,7 +110,7 @@ def measure() -> dict[RankPair, Speed]:
         tries[pair] += 1
         speeds = measure_together([pair])
     dist.destroy_process_group()
-    return speeds
+    return comparable(speeds, tries)
 
 
 def _best_s(tensor: Any, group: Any, times: int) -> float:

@@ -166,7 +166,6 @@ def keep_frames(rank: Rank, labels: dict[str, str], error: BaseException) -> int
     if os.getpid() != rank.pid or has_left_debugger:
         return None
     sizes: list[int] = []
-    is_over = threading.Event()
 
     def keep() -> None:
         # Code of the user's own pickles a value: it may raise anything, even an exit.
@@ -178,7 +177,6 @@ def keep_frames(rank: Rank, labels: dict[str, str], error: BaseException) -> int
             if found.frames:
                 limit_bytes = frames.LARGEST_BYTES
                 sizes.append(parcel.dump(found, rank.result, limit_bytes=limit_bytes))
-        is_over.set()
 
     def name_of(file: str) -> str:
         return shown_file(rank, labels, file)
@@ -186,9 +184,10 @@ def keep_frames(rank: Rank, labels: dict[str, str], error: BaseException) -> int
     before = sys.getrecursionlimit()
     # On a thread: code that does not return must not delay the report of the failure for long.
     with _without_stops(), contextlib.suppress(BaseException):
-        threads.begin("frames", keep)
-        is_over.wait(_PATIENCE_S)
-    sys.setrecursionlimit(before)
+        thread = threads.begin("frames", keep)
+        thread.join(_PATIENCE_S)
+        if not thread.is_alive():
+            sys.setrecursionlimit(before)
     return sizes[0] if sizes else None
 
 

@@ -24,10 +24,10 @@ from distmagic.remote.values.reductions.source_form import SourceForm
 # Size limit of a file of frames, as of a result that is sent at once.
 LARGEST_BYTES = 1 << 20
 _ROOM_BYTES = 800_000  # for all values; one may take half of what is left
-_SOURCE_CHARS = 100_000  # for all sources
+_SOURCE_BYTES = 100_000  # for all sources
 _MOST_FRAMES = 40  # the innermost ones
 _MOST_NAMES = 200  # of one frame
-_MOST_LINES = 200  # of a source before and after the frame's line
+_MOST_LINES = 100  # of a source before and after the frame's line
 _LONGEST_LINE = 300
 _PATIENCE_S = 1.5  # for all values; a GPU may take half of it
 _PAUSE_S = 0.01  # how often a GPU is asked whether it still computes
@@ -91,7 +91,7 @@ class _Keeper:
         # With the values: the number of one that is gone could become that of another one.
         self._numbers: dict[int, tuple[int, object]] = {}
         self._sources: dict[tuple[str, int, int], str] = {}
-        self._source_chars = _SOURCE_CHARS
+        self._source_room = _SOURCE_BYTES
 
     def number(self, value: object) -> int:
         """Return the number of a value among all values."""
@@ -106,8 +106,10 @@ class _Keeper:
         if key not in self._sources:
             lines = linecache.getlines(file, names)[first - 1 : last]
             text = "".join(f"{line.rstrip()[:_LONGEST_LINE]}\n" for line in lines)
-            self._source_chars -= len(text)
-            self._sources[key] = text if self._source_chars >= 0 else ""
+            size = len(text.encode(errors="replace"))
+            fits = size <= self._source_room
+            self._source_room -= size if fits else 0
+            self._sources[key] = text if fits else ""
         return self._sources[key]
 
     def _kept(self, value: object) -> bytes | str:
@@ -119,8 +121,9 @@ class _Keeper:
                 )
                 self._room -= len(data)
                 return data
-        text, _ = inventory.described(value)
-        return text
+        with contextlib.suppress(BaseException):
+            return inventory.described(value)[0]
+        return "a value"
 
     def _may_read(self, devices: Iterable[Any]) -> bool:
         """Whether these devices have done all that was asked of them. Waits for that."""

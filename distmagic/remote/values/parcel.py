@@ -152,8 +152,8 @@ def dump_bytes(
     packer = Packer(sink, seen, None, source)
     packer.pickle(value)
     buffers, windows, _ = packer.plan()
-    sizes = [*(one.nbytes for one in buffers), *(one.nbytes for one in windows)]
-    sink.check(sink.size + sum(sizes))
+    stored, _ = joined([*buffers, *windows])
+    sink.check(sink.size + sum(one.nbytes for one in stored))
     devices = {one.storage.device for one in windows}
     devices = {one for one in devices if one.type != "cpu"}
     if devices and may_read is not None and not may_read(devices):

@@ -11,7 +11,13 @@ from distmagic.diagnosis.finding import Finding
 from distmagic.diagnosis.pairs import Pair, findings
 from distmagic.diagnosis.report import report, with_failure, with_pairs, without_pairs
 from distmagic.errors import RunError
-from distmagic.remote.checkup.collective import RankPair, Speed, next_alone, rounds
+from distmagic.remote.checkup.collective import (
+    RankPair,
+    Speed,
+    comparable,
+    next_alone,
+    rounds,
+)
 from tests.unit.diagnosis import healthy
 
 FAST, SLOW = 1.2e9, 0.6e9
@@ -88,6 +94,29 @@ def test_pairs_that_slow_each_other_down_are_no_finding_if_they_are_fast_alone(
     assert with_speeds(together)
     measured_again(together, alone)
     assert with_speeds(together) == set()
+
+
+@pytest.mark.parametrize("count", [3, 8, 16])
+def test_pairs_that_had_no_turn_in_time_are_no_finding(count):
+    """All share an uplink, and a quarter of it is theirs while others use it."""
+    speeds = {pair: (PROMPT, FAST / 4) for some in rounds(count) for pair in some}
+    speeds[rounds(count)[0][0]] = (PROMPT, FAST / 8)
+    tries: Counter[RankPair] = Counter()
+    while pair := next_alone(speeds, tries):
+        tries[pair] += 1
+        speeds[pair] = (PROMPT, FAST)
+        assert with_speeds(comparable(speeds, tries)) == set()
+    assert comparable(speeds, tries) == speeds
+
+
+def test_a_slow_pair_is_measured_three_times_at_most():
+    speeds = {pair: (PROMPT, FAST) for some in rounds(4) for pair in some}
+    speeds[0, 1] = (PROMPT, SLOW / 2)
+    tries: Counter[RankPair] = Counter()
+    while pair := next_alone(speeds, tries):
+        tries[pair] += 1
+    assert tries == {**dict.fromkeys(speeds, 1), (0, 1): 3}
+    assert comparable(speeds, Counter()) == speeds
 
 
 @pytest.mark.parametrize("seed", range(8))

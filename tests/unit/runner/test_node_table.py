@@ -157,16 +157,6 @@ def test_no_result_and_a_large_one_are_not_collected(size):
     assert collect.sizes == {}
 
 
-def test_the_frames_of_a_few_failed_ranks_are_collected():
-    table = Table()
-    for rank in range(10):
-        raised = p.Ended(rank=rank, restart=0, outcome="raised", result_bytes=9)
-        table.after(raised)
-    table.after(p.Final(reason="done"))
-    (collect,) = table.ended()
-    assert collect.sizes == dict.fromkeys(range(8), 9)
-
-
 def test_a_connection_that_breaks_after_the_last_event_is_no_loss():
     table = Table()
     table.after(p.Final(reason="done"))

@@ -222,16 +222,17 @@ TOGETHER = {
 }  # fmt: skip
 
 
-def test_a_module_that_goes_by_value_is_sent_again_when_it_has_changed(monkeypatch):
+@pytest.mark.parametrize("name", ["rates", "rate"])
+def test_what_goes_by_value_is_sent_again_when_it_has_changed(monkeypatch, name):
     import cloudpickle
 
     module: Any = types.ModuleType("rates")
-    module.LR = 1
+    exec("LR = 1\ndef rate(): return LR", vars(module))
     monkeypatch.setitem(sys.modules, "rates", module)
-    notebook = {"rates": module}
+    notebook = {"rates": module, "rate": module.rate}
 
     def digest() -> str:
-        return following.prepared(plan("rates.LR"), notebook, (), {}, {}).digests["rates"]  # fmt: skip
+        return following.prepared(plan(name), notebook, (), {}, {}).digests[name]
 
     by_name = digest()
     assert digest() == by_name

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from distmagic.remote.rank import ending
+from distmagic.remote.training import frames
 from distmagic.remote.values import call, parcel
 from tests.builders.shell import completed
+from tests.lab.waiting import HANG_S
 
 # In a process of its own: pytest takes warnings for itself.
 WARN = """
@@ -123,6 +125,7 @@ def test_a_result_is_kept_without_the_part_that_can_not_be_pickled(tmp_path):
 OWN_STREAM = """
 import atexit, sys, types
 from distmagic.remote.rank import ending
+from distmagic.remote.training import frames
 main = sys.modules["__main__"] = types.ModuleType("__main__")
 atexit.register(ending.clear_main, main)
 exec(sys.argv[1], main.__dict__)
@@ -211,12 +214,26 @@ def cancelled() -> None:
     raise asyncio.CancelledError
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    monkeypatch.setattr(ending, "_PATIENCE_S", HANG_S)
+    monkeypatch.setattr(frames, "_PATIENCE_S", HANG_S)
+
+
+def values_in(folder: Path) -> dict[str, object]:
+    """Return the values that the rank has kept, by name."""
+    found = parcel.load(folder / "rank3.result")
+    return {
+        name: one if isinstance(one := found.values[number], str) else parcel.load_bytes(one, name)
+        for name, number in found.frames[-1].local_names.items()
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("act", [leaves, cancelled])
-def test_a_value_whose_pickling_raises_anything_keeps_no_failure_from_its_report(
-    tmp_path, act
-):
-    assert kept(tmp_path, lr=5) == (tmp_path / "rank3.result").stat().st_size
-    kept(tmp_path, odd=Pickled(act), lr=5)
+def test_a_value_whose_pickling_raises_anything_is_described(tmp_path, patient, act):
+    size = kept(tmp_path, odd=Pickled(act), lr=5)
+    assert size == (tmp_path / "rank3.result").stat().st_size
+    assert values_in(tmp_path) == {"odd": "Pickled", "lr": 5}
 
 
 def test_a_value_whose_pickling_does_not_return_delays_no_report_for_long(
@@ -228,9 +245,12 @@ def test_a_value_whose_pickling_does_not_return_delays_no_report_for_long(
         assert kept(tmp_path, slow=Pickled(is_over.wait)) is None
     finally:
         is_over.set()
+        for thread in threading.enumerate():
+            if thread.name == "distmagic-frames":
+                thread.join()
 
 
-def test_a_deep_value_ends_no_rank(tmp_path):
+def test_a_deep_value_ends_no_rank(tmp_path, patient):
     """A recursion limit that the user has raised would let the pickler use the whole stack."""
     deep: list[object] = []
     for _ in range(100_000):
@@ -243,12 +263,14 @@ def test_a_deep_value_ends_no_rank(tmp_path):
     finally:
         sys.setrecursionlimit(before)
     assert size == (tmp_path / "rank3.result").stat().st_size
+    assert values_in(tmp_path) == {"deep": "list", "lr": 5}
 
 
-def test_the_signals_of_torchrun_end_no_rank_that_keeps_its_frames(tmp_path):
+def test_the_signals_of_torchrun_end_no_rank_that_keeps_its_frames(tmp_path, patient):
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    assert kept(tmp_path, odd=Pickled(stop)) is not None
+    kept(tmp_path, odd=Pickled(stop))
+    assert values_in(tmp_path) == {"odd": 5}
     assert signal.getsignal(signal.SIGTERM) is before

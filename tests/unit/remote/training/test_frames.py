@@ -15,6 +15,7 @@ from distmagic.remote.training import frames
 from distmagic.remote.training.frames import Frames, KeptFrame
 from distmagic.remote.values import parcel
 from tests.builders.later import Later
+from tests.lab.waiting import HANG_S
 
 torch = Later("torch")
 SCALE = 3
@@ -76,7 +77,10 @@ def test_the_innermost_frames_are_kept():
     assert kept.frames[-1].local_names.keys() == {"batch", "deep", "lock"}
 
 
-def test_all_values_together_fit_into_a_file_that_is_sent_at_once(tmp_path):
+def test_all_values_together_fit_into_a_file_that_is_sent_at_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(frames, "_PATIENCE_S", HANG_S)
     space: dict[str, object] = {f"x{n}": bytes(100_000) for n in range(20)}
     space["lr"] = 0.5
     with pytest.raises(ZeroDivisionError) as failed:
@@ -92,7 +96,7 @@ def test_all_values_together_fit_into_a_file_that_is_sent_at_once(tmp_path):
 def test_the_source_of_a_function_is_kept_once_however_deep_it_has_called_itself(
     tmp_path,
 ):
-    lines = "".join(f"    a{n} = {'x' * 200!r}\n" for n in range(200))
+    lines = "".join(f"    a{n} = {'x' * 200!r}\n" for n in range(100))
     names: dict[str, Any] = {}
     source = f"def deep(n):\n{lines}    return deep(n - 1) if n else 1 / 0\n"
     linecache.cache["deep.py"] = (len(source), None, source.splitlines(True), "deep.py")  # fmt: skip
@@ -119,7 +123,7 @@ def test_a_tensor_of_a_device_is_read_where_the_device_has_done_its_work(
     monkeypatch, answers, is_read
 ):
     """The device is a played one: its stream answers what the test says."""
-    monkeypatch.setattr(frames, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(frames, "_PATIENCE_S", HANG_S if is_read else 0.2)
     asked: list[object] = []
     waiting = iter(answers)
 

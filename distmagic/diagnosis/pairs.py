@@ -13,11 +13,14 @@ from distmagic.remote.checkup.collective import compared
 class Pair:
     """Two hosts that ran collectives with each other: latency of the smallest, bytes per second of
     large ones.
+
+    If others ran at the same time, it may be faster than that: `is_judged` is False.
     """
 
     hosts: tuple[str, str]
     latency_s: float
     bytes_per_s: float
+    is_judged: bool = True
 
 
 def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Finding]:
@@ -26,9 +29,10 @@ def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Fin
         return []
     speeds = {pair.hosts: (pair.latency_s, pair.bytes_per_s) for pair in pairs}
     (prompt, usual), late, slow = compared(speeds)
+    judged = [pair for pair in pairs if pair.is_judged]
     return [
-        *_of(pairs, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
-        *_of(pairs, late, "latency", f"most pairs need {_time(prompt)}", subjects),
+        *_of(judged, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
+        *_of(judged, late, "latency", f"most pairs need {_time(prompt)}", subjects),
     ]
 
 

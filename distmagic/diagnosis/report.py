@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from distmagic.diagnosis import among, gpus, nccl, of_host, pairs, reach
@@ -156,15 +156,23 @@ def _looked_at(subject: Subject) -> dict[str, str]:
 
 
 def with_pairs(
-    before: Report, results: Mapping[RankPair, Speed], took_s: float
+    before: Report,
+    results: Mapping[RankPair, Speed],
+    judged: Container[RankPair],
+    took_s: float,
 ) -> Report:
-    """Return the report with the speeds of pairs of ranks, one on each host, in their order."""
+    """Return the report with the speeds of pairs of ranks, one on each host, in their order.
+
+    Only those in `judged` may be called slow.
+    """
     measured = []
     subjects = {one.name: one for one in before.subjects}
     speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
     for (rank, other), (latency_s, bytes_per_s) in sorted(results.items()):
         hosts = before.hosts[rank], before.hosts[other]
-        pair = Pair(hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        pair = Pair(
+            hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s, is_judged=(rank, other) in judged,
+        )  # fmt: skip
         measured.append(pair)
         for one, peer in (hosts, hosts[::-1]):
             speeds[one][peer] = pairs.in_words(pair)

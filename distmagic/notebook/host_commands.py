@@ -273,7 +273,8 @@ def _with_collectives(line: CommandLine, found: Report, hosts: Hosts) -> Report:
             name=name,
         )
         assert isinstance(run, Run)
-        found = with_pairs(found, run.results[0], time.monotonic() - began)
+        speeds, judged = run.results[0]
+        found = with_pairs(found, speeds, judged, time.monotonic() - began)
     except Cancelled:
         raise
     except DistmagicError as error:

@@ -57,16 +57,12 @@ def next_alone(speeds: Mapping[RankPair, Speed], tries: Counter[RankPair]) -> Ra
     return min(wanted, key=by_turn, default=None)
 
 
-def comparable(speeds: Mapping[RankPair, Speed], tries: Counter[RankPair]) -> dict[RankPair, Speed]:  # fmt: skip
-    """Return the speeds of pairs that were measured alone; all of them if none was.
+def measure() -> tuple[dict[RankPair, Speed], set[RankPair]]:
+    """Return the speed of each pair of ranks: by NCCL if all have GPUs, else by gloo; and the pairs
+    that may be called slow.
 
-    A pair is faster alone, so one that had no turn in time would look slow beside the others.
+    These are the ones that were measured alone, or all of them if none stood out.
     """
-    return {pair: speed for pair, speed in speeds.items() if tries[pair] or not tries}
-
-
-def measure() -> dict[RankPair, Speed]:
-    """Return the speed of each pair of ranks: by NCCL if all have GPUs, else by gloo."""
     import torch
     import torch.distributed as dist
 
@@ -97,9 +93,11 @@ def measure() -> dict[RankPair, Speed]:
             for pair, (small_s, large_s) in zip(every, table.tolist(), strict=True)
         }
 
+    tries: Counter[RankPair] = Counter()
     for pairs in in_rounds:
         speeds = measure_together(pairs)
-    tries: Counter[RankPair] = Counter()
+        if len(pairs) == 1:
+            tries.update(pairs)
     until_s = time.monotonic() + min(size * _ALONE_S, _MOST_ALONE_S)
     # All ranks choose the same pair, because they have the same speeds; rank 0 has the clock.
     while pair := next_alone(speeds, tries):
@@ -110,7 +108,7 @@ def measure() -> dict[RankPair, Speed]:
         tries[pair] += 1
         speeds = measure_together([pair])
     dist.destroy_process_group()
-    return comparable(speeds, tries)
+    return speeds, set(tries or speeds)
 
 
 def _best_s(tensor: Any, group: Any, times: int) -> float:

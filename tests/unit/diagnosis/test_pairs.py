@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
@@ -14,7 +15,6 @@ from distmagic.errors import RunError
 from distmagic.remote.checkup.collective import (
     RankPair,
     Speed,
-    comparable,
     next_alone,
     rounds,
 )
@@ -62,10 +62,12 @@ def test_a_slow_host_is_told_from_a_slow_link(count):
 # ---- pairs that are measured again alone
 
 
-def with_speeds(speeds: dict[RankPair, Speed]) -> set[tuple[str, str]]:
-    """Return host and subject of each finding."""
+def with_speeds(
+    speeds: dict[RankPair, Speed], judged: Collection[RankPair] = ()
+) -> set[tuple[str, str]]:
+    """Return host and subject of each finding; without `judged`, all pairs are."""
     names = tuple(f"gpu-{number}" for number in range(1, 19))
-    said = with_pairs(report(healthy(18), "2.13.0"), speeds, 0.0)
+    said = with_pairs(report(healthy(18), "2.13.0"), speeds, judged or speeds, 0.0)
     assert said.hosts == names
     return {(one.host, one.check) for one in said.findings}
 
@@ -105,8 +107,20 @@ def test_pairs_that_had_no_turn_in_time_are_no_finding(count):
     while pair := next_alone(speeds, tries):
         tries[pair] += 1
         speeds[pair] = (PROMPT, FAST)
-        assert with_speeds(comparable(speeds, tries)) == set()
-    assert comparable(speeds, tries) == speeds
+        assert with_speeds(speeds, tries) == set()
+    assert tries.keys() == speeds.keys()
+
+
+@pytest.mark.parametrize("turns", [3, 4, 5, 16])
+def test_a_slow_host_is_found_where_time_is_over_after_its_own_pairs(turns):
+    every = [pair for some in rounds(8) for pair in some]
+    alone = {pair: (PROMPT, SLOW if 1 in pair else FAST) for pair in every}
+    together = {pair: (PROMPT, rate * 0.9) for pair, (_, rate) in alone.items()}
+    tries: Counter[RankPair] = Counter()
+    while len(tries) < turns and (pair := next_alone(together, tries)):
+        tries[pair] += 1
+        together[pair] = alone[pair]
+    assert with_speeds(together, tries) == {("gpu-2", "bandwidth")}
 
 
 def test_a_slow_pair_is_measured_three_times_at_most():
@@ -116,7 +130,6 @@ def test_a_slow_pair_is_measured_three_times_at_most():
     while pair := next_alone(speeds, tries):
         tries[pair] += 1
     assert tries == {**dict.fromkeys(speeds, 1), (0, 1): 3}
-    assert comparable(speeds, Counter()) == speeds
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -185,7 +198,7 @@ def test_a_report_with_pairs(golden):
         (0, 2): (PROMPT, SLOW),
         (1, 2): (LATE, SLOW),
     }
-    golden(with_pairs(before, results, 0.0))
+    golden(with_pairs(before, results, results, 0.0))
 
 
 def test_speeds_that_errors_prevent_are_not_just_missing(golden):

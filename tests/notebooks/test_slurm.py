@@ -23,7 +23,7 @@ def test_cells_on_nodes_of_slurm(slurm, tmp_path):
     with live_notebook(tmp_path) as notebook:
         notebook.run(f"%config Distmagic.ssh_config = {str(slurm.lab.ssh_config)!r}")
         nothing = notebook.run("%distributed allocations slurm:dm1")
-        assert "Slurm has no allocation" in nothing
+        assert "You have no allocation of distmagic in Slurm" in nothing
         shown = notebook.run(CELL)
         assert re.search(rf"{one}.*\n.*{two}", shown)
         assert (

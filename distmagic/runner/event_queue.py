@@ -15,8 +15,10 @@ from distmagic.state.events import Event, Launched
 # Limit for unread bytes of one node; a host that sends more is not read until the loop catches up.
 _AHEAD_BYTES = 1 << 20
 _LEAST_BYTES = 4096  # minimum size that an event counts as: so at most 256 wait
-# per node: folding one event costs as much as folding all that nodes send meanwhile
+# Per node, if there are many: folding one event costs as much as folding all that nodes send
+# meanwhile.
 _GATHER_S = 0.0003
+_MANY = 8
 
 
 class EventQueue:
@@ -71,7 +73,9 @@ class EventQueue:
                 else self._events.get_nowait()
             )
             found.append(first)
-            time.sleep(_GATHER_S * len(self._unread_bytes))
+            nodes = len(self._unread_bytes)
+            if nodes >= _MANY:
+                time.sleep(_GATHER_S * nodes)
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())
         except queue.Empty:

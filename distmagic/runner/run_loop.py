@@ -71,6 +71,8 @@ from distmagic.state.model import RunState
 
 ABANDON_S = 5.0  # how long an unexpected error waits for the end of the ranks
 BEAT_S = 0.1
+# A warm run asks its hosts to start before this; drawing earlier would only delay it.
+_FIRST_SHOWN_S = 0.04
 SHORT_S = 5.0  # a run that lasts longer justifies a full garbage collection
 
 T = TypeVar("T")
@@ -112,7 +114,7 @@ class RunLoop:
     _clock: Callable[[], float]
     _new_id: Callable[[], str]
     _companion: Companion | None = None
-    _next_shown_s: float = 0.0
+    _next_shown_s: float = field(init=False)
     # The following attributes are for `follow`, which sets the first two.
     _table: NodeTable = field(init=False)
     _executor: Executor = field(init=False)
@@ -121,6 +123,7 @@ class RunLoop:
     _typed: dict[int, tuple[TypedLine, Link | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._next_shown_s = self._clock() + _FIRST_SHOWN_S
         if self._companion is not None:
             self._companion.join(self.queue.wake)
 
@@ -199,7 +202,7 @@ class RunLoop:
             self.step(0.0 if is_done else timeout_s)
             if not self.state.is_over:
                 self.show()
-            timeout_s = BEAT_S
+            timeout_s = max(0.0, min(BEAT_S, self._next_shown_s - self._clock()))
             if self.interrupts.take() or "stop" in self._screen.requests():
                 raise KeyboardInterrupt
             if is_done or self._clock() >= end_s:

@@ -41,8 +41,7 @@ OWNERS = (
 _NEXT = {
     "template": "agent",
     "agent": "torchrun",
-    "torchrun": "fork server",
-    "fork server": "ranks",
+    "torchrun": "ranks",
     "ranks": "ranks",
 }
 _COLUMNS = 64
@@ -188,7 +187,7 @@ def grown(owners: dict[int, str], births: Iterable[Birth]) -> dict[int, str]:
             roles[birth.tid] = (
                 _NEXT.get(of_parent, of_parent) if birth.is_process else of_parent
             )
-    return {tid: "torchrun" if role == "fork server" else role for tid, role in roles.items()}  # fmt: skip
+    return roles
 
 
 def _picture(

@@ -125,19 +125,20 @@ _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be
 _inject_new_class | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
 _inject_property | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
 _inst | random.py | remote.values.reductions.cell_objects | functions imported from random draw the same numbers on all ranks
-_is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.rank_fork_server | no template is kept: each run starts cold
+_is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.spare_ranks | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.reductions.source_form | no Protocol of a cell reaches a Python of another version
 _is_runtime_protocol | typing.py | remote.values.reductions.source_form | isinstance with a Protocol of a cell fails on hosts of another Python
 _iterator | torch/utils/data/dataloader.py | remote.values.reductions.torch_objects | a DataLoader whose workers stay can't be sent once it was used
 _make_skeleton_class | cloudpickle/cloudpickle.py | remote.values.reductions.classes | a class gets an empty double in registries
 _make_skeleton_enum | cloudpickle/cloudpickle.py | remote.values.reductions.classes | members of enumerations lose their attributes
-_monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node | a node of an exported job waits for failed peers as torchrun does
+_monitor_workers | torch/distributed/elastic/agent/server/api.py | exports.on_nodes.run_node remote.engine.engine | a node of an exported job waits for failed peers as torchrun does
 _neg_view | torch/_C/_VariableFunctions.pyi | remote.values.storages | no tensor with a negative bit can be sent
 _new_process_group_helper | torch/distributed/distributed_c10d.py | remote.training.groups | groups of gloo are not broken
 _next_service | asyncssh/connection.py | playground.server | the playground takes one attempt to log in
-_popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.rank_fork_server | torchrun starts ranks by itself: warm starts are slower
+_popen | torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py | remote.engine.engine remote.engine.spare_ranks | torchrun starts ranks by itself: warm starts are slower
 _post_accumulate_grad_hooks | torch/_tensor.py | remote.values.reductions.torch_objects | no tensor of a call can be sent
 _rand | numpy/random/mtrand.pyi | remote.values.reductions.cell_objects | functions imported from numpy.random draw the same numbers on all ranks
+_registry | weakref.py | remote.engine.forking | the ends of ranks and of torchrun are slower
 _run_exitfuncs | atexit.py | exports.on_nodes.run_rank remote.engine.forking | a rank ends with an error after its program
 _run_module_as_main | runpy.py | exports.on_nodes.run_rank remote.rank.script | programs by -m don't start
 _sanitize | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself

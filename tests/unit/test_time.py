@@ -123,7 +123,7 @@ STEADY = {
     "remote/agent/main.py": f"the clock of an agent. {_LEASE}",
     "remote/engine/meeting.py": "what has passed since this process began, in place of torch's time of day",
     "remote/engine/engine.py": _WAIT,
-    "remote/engine/rank_fork_server.py": _WAIT,
+    "remote/engine/spare_ranks.py": _WAIT,
     "remote/rank/rich_bars.py": _PACE,
     "remote/training/loading.py": "how long a rank loads, of the time of its function",
     "remote/training/steps.py": f"{_WAIT}; since when a rank has made no step",

@@ -361,5 +361,6 @@ class Agent:
             )
         )
         self.ending.final_at = now
+        self.ending.step(now)  # peers wait for this node's end
         # From now on a contact finds no socket of this agent and reads the journal itself.
         shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -40,7 +40,7 @@ sweep.py).
 
 To start a job, the contact connects and waits for the greeting. It sends `ForkAgent` with the
 agent's socket, log and devices as descriptors, and receives the agent's pid. The agent forks
-torchrun. torchrun forks a fork server before it has threads, and that server forks the ranks.
+torchrun, which forks the ranks before it has threads.
 
 Promised: a job starts even if no template fits, or one ends, hangs or is slow: by exec, at most 20
 s later. A job outlives its template. A forked rank differs from a new process only in its hash seed
@@ -70,20 +70,34 @@ from pathlib import Path
 
 from distmagic.remote.agent import main as agent_main
 from distmagic.remote.contact import template_client
-from distmagic.remote.engine import forking, preloading, process_title
+from distmagic.remote.engine import (
+    engine,
+    forking,
+    huge_pages,
+    preloading,
+    process_title,
+)
 from distmagic.remote.engine.preloading import Preloading
 from distmagic.remote.rank import sources
 from distmagic.remote.records import environments, places
 from distmagic.remote.system import socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
-from distmagic.remote.wire import protocol
+from distmagic.remote.wire import codec, protocol
 
 # None of these starts a thread, uses a device or draws a random number on import (numpy is
 # reseeded).
 PRELOADED = (
     "torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
-    "torch.nn.parallel", "torch.utils.data", "cloudpickle", "distmagic.remote.rank.worker",
+    "torch.nn.parallel", "torch.utils.data", "cloudpickle", "encodings.idna", "distmagic.remote.rank.worker",
 )  # fmt: skip
+# What an agent receives in each job.
+_FIRST_MESSAGES = (
+    protocol.FollowJob,
+    protocol.Worker,
+    protocol.Progress,
+    protocol.Ended,
+    protocol.EngineEnded,
+)
 _REQUEST_S = 5.0  # time limit for a request to arrive completely
 _REAP_S = 0.2
 _TOUCH_S = 30.0
@@ -111,6 +125,9 @@ class TemplateServer:
         self._folder = Path(listener.getsockname()).parent
         self._preloading = Preloading()
         self._preloading.want(preload)
+        # Steps that make forks faster; there are more after an import.
+        self._faster_forks = huge_pages.collapse()
+        self._has_slow_forks = True
         self._touch_at = self._began + _TOUCH_S
         self._pid = os.getpid()
 
@@ -126,18 +143,14 @@ class TemplateServer:
             left_s = end - now
             if left_s <= 0:
                 return
-            is_busy = self._agents or self._preloading.has_work
-            pause_s = min(left_s, _REAP_S if is_busy else _TOUCH_S)
+            pause_s = min(left_s, self._pause_s())
             ready, _, _ = select.select([self._listener], [], [], pause_s)
             if ready:
                 conn, _ = self._listener.accept()
                 with conn:
                     self._greet(conn)
-            for pid in list(self._agents):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    self._agents.remove(pid)
-            if self._preloading.step(is_idle=not self._agents):
-                _remember(self._preloading.names)
+            self._reap()
+            self._work_if_idle()
             if self._clock() >= self._touch_at:
                 self._touch_at = self._clock() + _TOUCH_S
                 folder = self._folder
@@ -150,6 +163,27 @@ class TemplateServer:
                     (sys.path[0], folder, folder / places.TEMPLATE, folder / places.PID)
                 )
                 environments.touch_own()
+
+    def _pause_s(self) -> float:
+        """Return how long to wait for a connection before the next step of other work."""
+        if self._has_slow_forks and not self._agents:
+            return 0.0
+        is_busy = self._agents or self._preloading.has_work
+        return _REAP_S if is_busy else _TOUCH_S
+
+    def _reap(self) -> None:
+        for pid in list(self._agents):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self._agents.remove(pid)
+
+    def _work_if_idle(self) -> None:
+        is_idle = not self._agents
+        if is_idle and self._has_slow_forks:
+            self._has_slow_forks = next(self._faster_forks, False)
+        elif self._preloading.step(is_idle=is_idle):
+            _remember(self._preloading.names)
+            self._faster_forks = huge_pages.collapse()
+            self._has_slow_forks = True
 
     def _greet(self, conn: socket.socket) -> None:
         now = self._clock()
@@ -251,6 +285,8 @@ def _load() -> bool:
     with gc_paused():
         for name in PRELOADED:
             importlib.import_module(name)
+        engine.prepare()
+        codec.prepare(*_FIRST_MESSAGES)
     _remember()
     if not process_title.can_show() or not preloading.has_one_thread():
         return False

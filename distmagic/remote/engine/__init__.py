@@ -10,7 +10,8 @@ to the state of new ones. It holds no state of a job, writes no journal and runs
     engine.py            the process that runs torchrun; reports how ranks ended
     meeting.py           how long a node counts as alive in a c10d rendezvous
     forking.py           `fork`, and how a child resets itself to the state of a new process
-    rank_fork_server.py  forks ranks for torchrun from a process without threads
+    spare_ranks.py       forks ranks for torchrun, before it has threads
+    huge_pages.py        makes forks of the template faster
     process_title.py     the command line and the job's mark of a forked process in /proc
     preloading.py        the packages that a template loads besides torch
 """

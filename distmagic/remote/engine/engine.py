@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distmagic.remote.engine import forking, meeting, rank_fork_server
+from distmagic.remote.engine import forking, meeting, spare_ranks
 from distmagic.remote.records import places
 from distmagic.remote.system import processes, socket_peer
 from distmagic.remote.system.gc_pause import gc_paused
@@ -22,7 +22,9 @@ from distmagic.remote.training import import_hooks
 from distmagic.remote.wire import protocol
 
 _FOR_EVER_S = 10**6
-_MONITOR_S = 0.02  # pause between two checks of ranks by torchrun
+# Longest pause between two checks of ranks by torchrun.
+_MONITOR_S = 0.5
+_NO_PAUSE_S = 1e-6  # torchrun refuses 0
 _ENDPOINT_S = 3.0  # time limit for the lead to listen
 _ATTEMPT_S = 0.5  # for one connection to it
 _PAUSE_S = 0.005  # between two attempts
@@ -88,19 +90,15 @@ def main(argv: list[str]) -> None:
     """
     # The agent may have been killed while this process started.
     processes.die_with_parent(int(_from_agent("agent_pid")))
-    # Before torch is imported: the fork server must have no threads and no descriptors of torchrun.
-    fork_server = (
-        rank_fork_server.RankForkServer() if forking.inherited.is_warm else None
-    )
     with gc_paused():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
     simplify_logs()
-    if fork_server is not None:
-        _use_fork_server(fork_server)
     args = parse_args(argv)
+    if forking.inherited.is_warm:
+        _fork_ranks(int(args.nproc_per_node))
     if args.rdzv_backend == "c10d":
         meeting.count_by_own_clock()
         follow_rounds(is_elastic=":" in args.nnodes)
@@ -112,7 +110,8 @@ def main(argv: list[str]) -> None:
         args.shutdown_timeout = _FOR_EVER_S
     # With c10d each check asks the store, which is on another host.
     if args.rdzv_backend == "static":
-        args.monitor_interval = min(args.monitor_interval, _MONITOR_S)
+        args.monitor_interval = _NO_PAUSE_S
+        _check_after_each_end()
     _await_endpoint(_from_agent("endpoint"))
     try:
         run(args)
@@ -135,6 +134,14 @@ def main(argv: list[str]) -> None:
     except SignalException as stopped:
         # The agent sent the signal: a traceback would look like a failure.
         sys.exit(128 + stopped.sigval)
+
+
+def prepare() -> None:
+    """Build torchrun's parser in the template, instead of in each job."""
+    from torch.distributed import run
+
+    parser = run.get_args_parser()
+    run.get_args_parser = lambda: parser
 
 
 def simplify_logs() -> None:
@@ -202,10 +209,21 @@ def follow_rounds(*, is_elastic: bool) -> None:
     import_hooks.wrap(SimpleElasticAgent, "_rendezvous", until_all_are_there)
 
 
-def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
-    """Make torchrun fork its ranks, if this torch starts them by the method that the fork server
-    replaces.
-    """
+def _check_after_each_end() -> None:
+    """Make torchrun check its ranks when one has ended, instead of after a pause."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import (
+        LocalElasticAgent,
+    )
+
+    def monitor_workers(original: Any, agent: Any, group: Any) -> Any:
+        processes.wait_for_end([worker.id for worker in group.workers], _MONITOR_S)
+        return original(agent, group)
+
+    import_hooks.wrap(LocalElasticAgent, "_monitor_workers", monitor_workers)
+
+
+def _fork_ranks(count: int) -> None:
+    """Fork the ranks for torchrun, if this torch starts them by the method that is replaced."""
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import (
             subprocess_handler,
@@ -216,7 +234,8 @@ def _use_fork_server(fork_server: rank_fork_server.RankForkServer) -> None:
     except (ImportError, AttributeError):
         return
     if known == ["self", "args", "env"]:
-        fork_server.replace_popen(subprocess_handler.SubprocessHandler)
+        ranks = spare_ranks.SpareRanks(count)
+        ranks.replace_popen(subprocess_handler.SubprocessHandler)
 
 
 def _await_endpoint(endpoint: str) -> None:

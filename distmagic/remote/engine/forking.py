@@ -27,7 +27,8 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -37,6 +38,9 @@ _NOTES_RANK = {
     "lightning_utilities.core.rank_zero": "RANK",
     "torchmetrics.utilities.prints": "LOCAL_RANK",
 }
+
+
+_SIGNALS = signal.valid_signals()
 
 
 class BecomeChild(BaseException):
@@ -60,6 +64,8 @@ class _Inherited:
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
     before: dict[str, str] = {}  # noqa: RUF012 - all that it had before
     modules: frozenset[str] = frozenset()  # names of all loaded modules
+    last_module = ""  # the one that was loaded last
+    packages: frozenset[str] = frozenset()  # the top-level ones among them
     # Requested by the texts of jobs or by a setting.
     asked_for: frozenset[str] = frozenset()
 
@@ -90,12 +96,12 @@ def fork(act: Callable[[], None]) -> int:
     every signal. Raises OSError if the system allows no more processes.
     """
     # No signal may reach the child while it has the parent's handlers.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            for number in signal.valid_signals():
+            for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler) and handler is not signal.default_int_handler:
                     default = (
@@ -126,7 +132,8 @@ def reset_process(
     all others except `keep` and those that libraries opened in the template. Raises OSError for a
     bad `cwd`.
     """
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(source, target)
     close_descriptors({*keep, *inherited.descriptors})
@@ -192,9 +199,9 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
     """Call `act` as a main program, then end this process as Python does: threads, atexit, flush,
     exit code.
 
-    One thing differs: modules that the template had loaded are not torn down, because that would
-    cost each rank a copy of the template's memory. Modules loaded later are cleared, so that their
-    open files are written.
+    One thing differs: what the template had loaded is not torn down, neither its modules nor their
+    `weakref.finalize`, because that would cost each rank a copy of the template's memory. Modules
+    loaded later are cleared, so that their open files are written.
     """
     code = 0
     try:
@@ -227,12 +234,13 @@ def exit_like_python(act: Callable[[], None]) -> NoReturn:
 def _clear_modules() -> None:
     # A `__del__` may use modules, functions, classes, and all of Python's own modules: these are
     # cleared last, with what only they hold.
+    own = ["__main__", *reversed([*_later_modules()])]
     for kept in ((types.ModuleType, types.FunctionType, type), ()):
-        for name, module in sys.modules.copy().items():
+        for name in own:
+            module = sys.modules.get(name)
             is_pythons = name.partition(".")[0] in sys.stdlib_module_names
-            is_left = name in inherited.modules or (kept and is_pythons)
             # Any object may be in sys.modules.
-            if is_left or not isinstance(module, types.ModuleType):
+            if (kept and is_pythons) or not isinstance(module, types.ModuleType):
                 continue
             # Unlike isinstance, this calls no code of a proxy.
             names = [
@@ -244,6 +252,19 @@ def _clear_modules() -> None:
                 if not key.startswith("__"):
                     vars(module)[key] = None
         gc.collect()
+
+
+def _later_modules() -> Iterator[str]:
+    """Yield the names of the modules that this process has loaded itself, the last one first.
+
+    `sys.modules` has them at its end. To look at all of it would copy memory of the template:
+    Python counts references in the objects themselves.
+    """
+    for name in reversed(sys.modules):
+        if name == inherited.last_module:
+            return
+        if name not in inherited.modules:
+            yield name
 
 
 def remember(
@@ -264,6 +285,10 @@ def remember(
         name: value for name, value in os.environ.items() if before.get(name) != value
     }
     inherited.modules = frozenset(sys.modules) - {"__main__"}
+    inherited.last_module = next(reversed(sys.modules))
+    inherited.packages = frozenset(name.partition(".")[0] for name in inherited.modules)
+    for finalizer in getattr(weakref.finalize, "_registry", ()):
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
 
@@ -278,8 +303,3 @@ def _are_flushed() -> bool:
         except Exception:  # noqa: BLE001 - the user's own stream, or the reading end is closed
             return False
     return True
-
-
-def preloaded() -> set[str]:
-    """Return the names of the top-level packages that the template had loaded."""
-    return {name.partition(".")[0] for name in inherited.modules}

@@ -29,6 +29,7 @@ _RLIMIT_LOCKS = 10
 _LIMIT_OF_LOCKS = b"Max file locks "  # a line of /proc/PID/limits
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.02  # between two looks where the kernel has no pidfds
 
 
 @frozen
@@ -59,12 +60,12 @@ def age_s(process: ProcessInfo) -> float:
     return up_s() - process.started / os.sysconf("SC_CLK_TCK")
 
 
-def become_subreaper(*, yes: bool = True) -> None:
-    """Make this process the parent of every orphan among its descendants, or undo that.
+def become_subreaper() -> None:
+    """Make this process the parent of every orphan among its descendants.
 
     See PR_SET_CHILD_SUBREAPER in prctl(2).
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
@@ -186,9 +187,22 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
             if pidfd >= 0:
                 select.select([pidfd], [], [], left_s)
             else:
-                time.sleep(min(left_s, 0.02))
+                time.sleep(min(left_s, _PAUSE_S))
     finally:
         if pidfd >= 0:
+            os.close(pidfd)
+
+
+def wait_for_end(pids: Iterable[int], timeout_s: float) -> None:
+    """Wait until one of these processes ends, at most `timeout_s`.
+
+    Those that were reaped before do not count. Without pidfds it returns after 0.02 s.
+    """
+    pidfds = [pidfd for pidfd in map(open_pidfd, pids) if pidfd >= 0]
+    try:
+        select.select(pidfds, [], [], timeout_s if pidfds else _PAUSE_S)
+    finally:
+        for pidfd in pidfds:
             os.close(pidfd)
 
 
@@ -204,6 +218,15 @@ def open_pidfd(pid: int) -> int:
         AttributeError,
     ):
         return -1
+
+
+def has_child() -> bool:
+    """Whether this process has a child, which may be a zombie."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def reap() -> dict[int, int]:
@@ -327,5 +350,5 @@ def sweep(
             return left
         for process in left:
             send(process, signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(_PAUSE_S)
     return ()

@@ -180,6 +180,11 @@ class Decoder:
         except Wrong as wrong:
             raise BadLine(f"{raw['t']}{wrong.path}: {wrong}") from None
 
+    def prepare(self, *kinds: type) -> None:
+        """Do in advance what else the first message of each of these types would need."""
+        for kind in kinds:
+            self._reader(kind)
+
     def from_plain(self, kind: type[_M], value: Any) -> _M:
         """Return the object of class `kind` with the plain form `value`.
 
@@ -291,3 +296,4 @@ def _read_dict(name: _Reader, item: _Reader, value: Any) -> Any:
 _ANYBODY = Decoder()
 decode = _ANYBODY.decode
 from_plain = _ANYBODY.from_plain
+prepare = _ANYBODY.prepare

@@ -58,6 +58,12 @@ def hosts_with(first: Queue, second: Queue) -> tuple[FakeHost, FakeHost]:
     return hosts
 
 
+@pytest.fixture(autouse=True)
+def shown_at_once(monkeypatch):
+    """Show the first state of each run, although no time passes."""
+    monkeypatch.setattr(run_loop, "_FIRST_SHOWN_S", 0.0)
+
+
 def test_a_run_asks_all_hosts_at_once_and_begins_if_the_devices_are_free(tmp_path):
     queues = Queue(), Queue()
     hosts = hosts_with(*queues)

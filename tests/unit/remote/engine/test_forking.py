@@ -132,6 +132,28 @@ def test_what_modules_hold_is_written_at_its_end_and_still_has_what_it_uses(tmp_
     assert written == ["hello\n", "[3]", "abc"]
 
 
+OF_THE_TEMPLATE = """
+import os, sys, weakref
+from distmagic.remote.engine import forking
+class Library: pass
+library = Library()
+weakref.finalize(library, print, "the template's")
+def child():
+    own = Library()
+    weakref.finalize(own, print, "the rank's")
+    sys.modules["colours"] = module = type(sys)("colours")
+    module.library = own
+forking.remember(dict(os.environ), ())
+forking.run(lambda: os.waitpid(forking.fork(lambda: forking.exit_like_python(child)), 0))
+os._exit(0)
+"""
+
+
+def test_what_the_template_wants_done_at_its_end_is_not_done_at_the_end_of_a_rank():
+    done = completed([sys.executable, "-u", "-c", OF_THE_TEMPLATE])
+    assert done.stdout == "the rank's\n"
+
+
 def test_a_stream_that_is_lost_fails_it():
     done = forked("sys.stdout = type('Broken', (), {})()")
     assert done.returncode == 120

@@ -18,6 +18,7 @@ from distmagic.errors import Cancelled, RunError, Unreachable, UsageError
 from distmagic.payload import bundle
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
+from distmagic.runner import run_loop
 from distmagic.systems.osmo import osmo as program
 from distmagic.systems.osmo import run as osmo
 from distmagic.systems.osmo import workflow
@@ -77,6 +78,12 @@ def test_one_that_can_not_be_cancelled_is_named(service, monkeypatch, golden):
     wait_until(lambda: not log_threads(), "the end of the thread that reads the log")
 
 
+@pytest.fixture
+def shown_at_once(monkeypatch):
+    """Show a run from its start, although a submission ends at once."""
+    monkeypatch.setattr(run_loop, "_FIRST_SHOWN_S", 0.0)
+
+
 def interrupted_while_it_is_submitted() -> Cancelled:
     # The screen is shown the run for the first time when the submission has begun.
     def act(state: Any) -> None:
@@ -89,12 +96,14 @@ def interrupted_while_it_is_submitted() -> Cancelled:
     return caught.value
 
 
+@pytest.mark.usefixtures("shown_at_once")
 def test_an_interrupt_while_it_is_submitted_cancels_it(service, golden):
     error = interrupted_while_it_is_submitted()
     golden(error)
     assert (service.state / "cell-1.cancel").exists()
 
 
+@pytest.mark.usefixtures("shown_at_once")
 def test_one_that_was_being_submitted_and_can_not_be_cancelled_is_named(
     service, golden
 ):

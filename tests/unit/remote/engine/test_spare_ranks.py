@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distmagic.remote.engine import forking, process_title, rank_fork_server
+from distmagic.remote.engine import forking, process_title, spare_ranks
 from distmagic.remote.system import processes
 from tests.builders.shell import completed
 from tests.lab.waiting import HANG_S
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 _ENGINE = """
 import json, os, signal, sys, threading, time
-from distmagic.remote.engine import forking, rank_fork_server; from distmagic.remote.system import processes; from distmagic.remote.rank import worker
+from distmagic.remote.engine import forking, spare_ranks; from distmagic.remote.system import processes; from distmagic.remote.rank import worker
 
 def rank(argv):
     with open("/proc/self/cmdline") as cmdline, open("/proc/self/environ") as environ:
@@ -45,11 +45,11 @@ def rank(argv):
 worker.main = rank
 
 def engine():
-    ranks = rank_fork_server.RankForkServer()
+    ranks = spare_ranks.SpareRanks(4)
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # torchrun has some
     told = []
     for number in range(4):
-        child = rank_fork_server.ForkedProcess(ranks.fork_rank({**os.environ, "NUMBER": str(number)}, 1, 2))
+        child = ranks.start({**os.environ, "NUMBER": str(number)}, 1, 2)
         if number == 3:
             child.send_signal(signal.SIGTERM)
         told.append((child.pid, child.wait(60)))
@@ -107,43 +107,87 @@ import errno
 fork = forking.fork
 
 def fail(act):
-    number = act.args[0]["NUMBER"] if getattr(act, "func", None) is rank_fork_server._be_rank else ""
-    if number == "0":
-        raise BlockingIOError(errno.EAGAIN, "pids.max")
-    if number == "1":
-        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
-    return fork(act)
+    raise BlockingIOError(errno.EAGAIN, "pids.max")
 
-forking.fork = fail
+class Handler:
+    _stdout = _stderr = None
+
+    def _popen(self, args, env):
+        if "NO_MORE" in env:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return args[0]
 
 def engine():
-    ranks = rank_fork_server.RankForkServer()
-    for number in range(3):
-        try:
-            child = rank_fork_server.ForkedProcess(ranks.fork_rank({**os.environ, "NUMBER": str(number)}, 1, 2))
-        except OSError as error:
-            print(error)
-        else:
-            print(child.wait(60) == -signal.SIGKILL)
+    spare_ranks.SpareRanks(1).replace_popen(Handler)
+    command = processes.command("worker")
+    print(Handler()._popen(("numactl", *command), {}))
+    rank = Handler()._popen(command, {**os.environ, "NUMBER": "1"})
+    print("forked", rank.wait(60))
+    print(Handler()._popen(command, {}) == command[0])  # torchrun restarts it
+    forking.fork = fail
+    spare_ranks.SpareRanks(1).replace_popen(Handler)
+    print(Handler()._popen(command, {}) == command[0])
+    try:
+        Handler()._popen(command, {"NO_MORE": ""})
+    except OSError as error:
+        print(error)
 
 start()
 """
 
 
-def test_a_rank_that_can_not_be_forked_is_an_error_and_no_endless_wait(
-    tmp_path, golden
-):
+def test_torchrun_starts_the_ranks_for_which_there_is_no_spare_one(tmp_path, golden):
     done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _FORKS_FAIL, tmp_path)
     assert done.stderr == ""
-    refused, killed, *_, last = done.stdout.splitlines()
-    assert refused == killed
+    numactl, rank, *others, refused = done.stdout.splitlines()
+    assert numactl == "numactl"
+    assert json.loads(rank)["number"] == "1"
+    assert others == ["forked 1", "True", "True"]
     golden(refused)
-    assert last == "True", "the next one can be forked again"
+
+
+_KILLED = """
+def engine():
+    ranks = spare_ranks.SpareRanks(2)
+    for pid, _ in ranks._waiting:
+        os.kill(pid, signal.SIGKILL)  # as the kernel does when memory runs out
+    print([ranks.start(dict(os.environ), 1, 2).wait(60) for _ in range(2)])
+
+start()
+"""
+
+
+def test_a_spare_rank_that_was_killed_is_a_rank_that_was_killed(tmp_path):
+    done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _KILLED, tmp_path)
+    assert (done.stdout, done.stderr) == ("[-9, -9]\n", "")
+
+
+_UNUSED = """
+def engine():
+    spare_ranks.SpareRanks(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+processes.become_subreaper()
+engine_pid = os.fork()
+if engine_pid:
+    os.waitpid(engine_pid, 0)
+    ended = []
+    while processes.has_child():
+        ended.append(os.wait())
+    print(len(ended))
+else:
+    start()
+"""
+
+
+def test_spare_ranks_end_with_their_engine(tmp_path):
+    done = run_engine(_ENGINE.removesuffix("\nstart()\n") + _UNUSED, tmp_path)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 def test_a_child_is_waited_for_as_popen_does():
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    child = rank_fork_server.ForkedProcess(sleeper.pid)
+    child = spare_ranks.ForkedProcess(sleeper.pid)
     assert child.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.01)
@@ -154,9 +198,7 @@ def test_a_child_is_waited_for_as_popen_does():
 
 
 def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        forking.inherited, "modules", frozenset({"torch", "torch.nn", "filelock"})
-    )
+    monkeypatch.setattr(forking.inherited, "packages", frozenset({"torch", "filelock"}))
     asked_for = frozenset({"filelock", "filelock.Lock"})
     monkeypatch.setattr(forking.inherited, "asked_for", asked_for)
 
@@ -170,10 +212,7 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
             archive.writestr("sources.json", json.dumps(sources))
         at_home = {"paths": [], "code": str(tmp_path / "code")}
         in_work_dir = {**at_home, "paths": ["/nowhere", str(folder)]}
-        found = {
-            rank_fork_server._needs_exec({"DISTMAGIC_WORKER": json.dumps(one)})
-            for one in (in_work_dir, at_home)
-        }
+        found = {spare_ranks._needs_exec(one) for one in (in_work_dir, at_home)}
         (answer,) = found
         return answer
 

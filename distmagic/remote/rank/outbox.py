@@ -52,7 +52,7 @@ class NumberSource(enum.IntEnum):
 
 
 class ReportedRow(NamedTuple):
-    """Numbers that were reported or logged.
+    """Numbers that were reported or logged at `at_s` by the rank's clock.
 
     `tells_progress`: the step is the rank's progress; without a step they are recorded at the count
     of its innermost bar.
@@ -83,7 +83,7 @@ class Outbox:
         self.inbox: deque[Bar | ReportedRow] = deque()
         self.source = NumberSource.BAR  # source of the numbers so far
         self._send = send
-        self._clock = clock
+        self.clock = clock
         self._complain = complain
         self._began = clock()
         self._rank, self._restart = rank, restart
@@ -99,12 +99,8 @@ class Outbox:
         self._has_news = False
         self._device = ""
         self._tokens = _BURST
-        self._filled_s = 0.0
-        self.due_s = 0.0  # the earliest time for the next packet
-
-    def seconds(self) -> float:
-        """Return the time since the rank started."""
-        return self._clock() - self._began
+        self._filled_s = self._began
+        self.due_s = self._began  # the earliest time for the next packet
 
     def pump(self) -> None:
         """Send the inbox, unless another thread is doing so, or this thread in a call that was
@@ -155,7 +151,7 @@ class Outbox:
         """Whether the token bucket allows a packet: a slow loop is shown at once, a fast one ten
         times a second.
         """
-        now = self.seconds()
+        now = self.clock()
         self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _REFILL)
         self._filled_s = now
         if self._tokens < 1:
@@ -181,7 +177,8 @@ class Outbox:
                 points[:] = itertools.chain.from_iterable(kept)
 
     def _add_row(self, row: ReportedRow) -> None:
-        at_s, step, values, total, tells_progress = row
+        clock_s, step, values, total, tells_progress = row
+        at_s = clock_s - self._began
         if tells_progress:
             self._has_news = True
             if total is not None:
@@ -265,7 +262,7 @@ class Outbox:
             "n": 0,
             "rank": self._rank,
             "restart": self._restart,
-            "at_s": round(self.seconds(), 6),
+            "at_s": round(self.clock() - self._began, 6),
             "step": self._step,
             "total": self._total,
             "points": points,

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 _TRACK_EVERY_S = 0.05
 _FLUSH_S = 2.0
+_REPORT = NumberSource.REPORT
+_LARGEST = 2**53  # whole number that is a float without a check
 # Raised by float(x) or x.item().
 _NOT_A_NUMBER = (
     TypeError,
@@ -64,11 +66,14 @@ def report(
             )
             metrics = {name: value for name, value in converted if value is not None}
             break
-    now = link.seconds()
-    if metrics:
-        link.source = NumberSource.REPORT
+    if metrics and link.source is not _REPORT:
+        link.source = _REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
-    step, total = _number("step", step), _number("total", total)
+    if type(step) is not int or step > _LARGEST:
+        step = _number("step", step)
+    if type(total) is not int or total > _LARGEST:
+        total = _number("total", total)
+    now = link.clock()
     link.inbox.append(ReportedRow(now, step, values, total, True))
     if now >= link.due_s or len(link.inbox) >= TOGETHER:
         link.pump()
@@ -97,7 +102,7 @@ def report_logged(
             number = _as_float(step)
     if numbers:
         link.source = source
-        link.inbox.append(ReportedRow(link.seconds(), number, numbers))
+        link.inbox.append(ReportedRow(link.clock(), number, numbers))
         link.pump()
 
 

@@ -6,6 +6,7 @@ One context manager a tool, used as its own documentation says; what it yields r
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import socket
@@ -120,6 +121,109 @@ def by_hand(place: Place) -> Iterator[Contestant]:
         return Took(first_s=stamps.last_at() - began_at, end_s=end_s)
 
     yield run
+
+
+# ---- floors: what is left when there is no tool
+
+
+_IMPORTS = "import torch.distributed.run"
+_IMPORTS_AND_RANKS = f"""
+import subprocess, sys
+{_IMPORTS}
+ranks = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(2)]
+for rank in ranks:
+    rank.wait()
+"""
+_FORKS = f"""
+{SOURCE}
+import json, sys
+for line in sys.stdin:
+    start = json.loads(line)
+    ranks = []
+    for number in start["numbers"]:
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            work(start["folder"], RANK=number, **start["env"])
+            os._exit(0)
+    for rank in ranks:
+        os.waitpid(rank, 0)
+    print(flush=True)
+"""
+
+
+@contextlib.contextmanager
+def imports(place: Place) -> Iterator[Contestant]:
+    """Import torch in one new process on each host, as any start without a warm process must."""
+    yield lambda: _by_ssh(place, _IMPORTS)
+
+
+@contextlib.contextmanager
+def imports_and_ranks(place: Place) -> Iterator[Contestant]:
+    """Import torch in one new process on each host, and then in two, as any start of new processes by torchrun must."""
+    yield lambda: _by_ssh(place, _IMPORTS_AND_RANKS)
+
+
+@contextlib.contextmanager
+def forks(place: Place) -> Iterator[Contestant]:
+    """Have a Python on each host, which has torch, fork two ranks when it reads a line, and write one at their end."""
+    hosts = place.lab.hosts
+    script = place.folder / "forks.py"
+    script.write_text(_FORKS)
+    with contextlib.ExitStack() as stack:
+        there = [
+            stack.enter_context(
+                subprocess.Popen(
+                    ["ssh", "-F", str(place.lab.ssh_config), host.name, "python3", "-u", str(script)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for host in hosts
+        ]  # fmt: skip
+
+        def run() -> Took:
+            stamps, port = place.stamps(), _port()
+            env = {
+                "WORLD_SIZE": 4,
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": port,
+            }
+            began_at, began = time.time(), time.monotonic()
+            for number, one in enumerate(there):
+                start = {
+                    "folder": str(stamps.folder),
+                    "env": env,
+                    "numbers": [2 * number, 2 * number + 1],
+                }
+                assert one.stdin is not None
+                one.stdin.write(json.dumps(start) + "\n")
+                one.stdin.flush()
+            for one in there:
+                assert one.stdout is not None
+                assert one.stdout.readline() == "\n"
+            end_s = time.monotonic() - began
+            return Took(first_s=stamps.last_at() - began_at, end_s=end_s)
+
+        run()
+        yield run
+
+
+def _by_ssh(place: Place, program: str) -> Took:
+    """Run a Python program on all hosts at the same time."""
+    began = time.monotonic()
+    clients = [
+        subprocess.Popen(
+            ["ssh", "-F", str(place.lab.ssh_config), host.name, "python3", "-"],
+            stdin=subprocess.PIPE, text=True,
+        )
+        for host in place.lab.hosts
+    ]  # fmt: skip
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.write(program)
+        client.stdin.close()
+    assert [client.wait(120) for client in clients] == [0] * len(clients)
+    took_s = time.monotonic() - began
+    return Took(first_s=took_s, end_s=took_s)
 
 
 # ---- distmagic

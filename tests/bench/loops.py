@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 STEP_S = 0.001  # a step a millisecond: 1,000 reports a second
 
 
-def reports(rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return, of each round, what `report` took of the loop in per cent, and a call in microseconds."""
-    import torch
-
+def reports(rounds: int, steps: int) -> dict[str, dict[str, list[float]]]:
+    """Return what `report` and an empty function take of the same training loop, as `in_loop`."""
     import distmagic
+
+    def report(step: int) -> None:
+        distmagic.report(
+            step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps
+        )
+
+    def nothing(step: int) -> None:
+        _take(step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps)
+
+    return {
+        "report": in_loop(report, rounds, steps),
+        "nothing": in_loop(nothing, rounds, steps),
+    }
+
+
+def _take(**_: float) -> None:
+    return
+
+
+def updates(rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return what `update` of a bar of tqdm takes of the same loop, as `in_loop`."""
+    from tqdm import tqdm
+
+    with tqdm(total=steps * (rounds + 1)) as bar:
+        return in_loop(lambda _: bar.update(1), rounds, steps)
+
+
+def in_loop(
+    call: Callable[[int], object], rounds: int, steps: int
+) -> dict[str, list[float]]:
+    """Return, of each round of a training loop, what `call` took in per cent, and one call in microseconds."""
+    import torch
 
     torch.set_num_threads(1)
     weights = torch.randn(128, 128)
@@ -23,9 +54,7 @@ def reports(rounds: int, steps: int) -> dict[str, list[float]]:
             while time.perf_counter() < due:
                 weights = torch.tanh(weights @ weights)
             before_cpu, before = time.thread_time(), time.perf_counter()
-            distmagic.report(
-                step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps
-            )
+            call(step)
             inside += time.perf_counter() - before
             inside_cpu += time.thread_time() - before_cpu
         if number:  # the first round warms up

@@ -39,21 +39,32 @@ _LINES, _EVENTS = 500_000, 200_000
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Measure in real ranks: on this machine, and what has to travel from a host of the lab."""
     with scratch("report") as folder, kept_in(folder / "home"), Lab(1) as lab:
-        return (*_reports(bench), *_bars(bench, folder), *_travel(bench, lab, folder))
+        return (
+            *_reports(bench, folder),
+            *_bars(bench, folder),
+            *_travel(bench, lab, folder),
+        )
 
 
-def _reports(bench: Bench) -> tuple[MetricRow, ...]:
+def _reports(bench: Bench, folder: Path) -> tuple[MetricRow, ...]:
     bench.say("report: report() at 1,000 a second")
     found = distmagic.run(
         loops.reports, bench.rounds, 1500, screen=Silent(), nproc_per_node=1
     ).results[0]
+    ours, nothing = found["report"], found["nothing"]
+    tqdm = _on_terminal(folder, f"loops.updates({bench.rounds}, 1500)")
     return (
         MetricRow(
-            what="report() at 1,000/s, of the training loop", unit="%", ours=tuple(found["percent"]),
+            what="report() at 1,000/s, of the training loop", unit="%", ours=tuple(ours["percent"]),
+            against="an empty function with the same arguments", theirs=tuple(nothing["percent"]),
             target=Target(limit=0.5, of="ours"),
         ),
-        MetricRow(what="report() at 1,000/s, a call", unit="us", ours=tuple(found["us"])),
-        MetricRow(what="... its CPU, reading the clock included", unit="us", ours=tuple(found["cpu_us"])),
+        MetricRow(
+            what="report() at 1,000/s, a call", unit="us", ours=tuple(ours["us"]),
+            against="`bar.update(1)` of plain tqdm, in the same loop", theirs=tuple(tqdm["us"]),
+            target=Target(limit=1.0),
+        ),
+        MetricRow(what="... its CPU, reading the clock included", unit="us", ours=tuple(ours["cpu_us"])),
     )  # fmt: skip
 
 
@@ -62,7 +73,10 @@ def _bars(bench: Bench, folder: Path) -> Iterator[MetricRow]:
     theirs: dict[str, list[float]] = {way: [] for way in _WAYS}
     for number in range(bench.rounds_dear):
         bench.say(f"report: tqdm captured and on a terminal, round {number + 1}")
-        for found, into in ((_captured(), ours), (_on_terminal(folder), theirs)):
+        for found, into in (
+            (_captured(), ours),
+            (_on_terminal(folder, "loops.bars(3)"), theirs),
+        ):
             for way in _WAYS:
                 into[way] += found[way]
     for way, what in _WAYS.items():
@@ -79,10 +93,10 @@ def _captured() -> dict[str, list[float]]:
     return found
 
 
-def _on_terminal(folder: Path) -> dict[str, list[float]]:
-    """Run the same loops in a plain Python on a pseudo-terminal, whose other end is read."""
+def _on_terminal(folder: Path, call: str) -> dict[str, list[float]]:
+    """Call a function of loops.py in a plain Python on a pseudo-terminal, whose other end is read."""
     result = folder / "bars.json"
-    program = f"import json; from tests.bench import loops; json.dump(loops.bars(3), open({str(result)!r}, 'w'))"
+    program = f"import json; from tests.bench import loops; json.dump({call}, open({str(result)!r}, 'w'))"
     ours, terminal = pty.openpty()
     # tqdm draws nothing on one of no size.
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))

@@ -37,6 +37,24 @@ _OTHERS = {
     ),
 }
 _ROUND_TRIP = "a line to a host and back over ssh"
+# What each way to start could not go below on this machine, and why.
+_FLOORS = {
+    "cold": (
+        "torch's imports alone",
+        contestants.imports_and_ranks,
+        "its floor: a process on each host imports torch, and then two more, over ssh; nothing runs",
+    ),
+    "first cell": (
+        "one import of torch",
+        contestants.imports,
+        "its floor: a process on each host imports torch, over ssh; nothing runs",
+    ),
+    "warm": (
+        "forks alone",
+        contestants.forks,
+        "its floor: a Python with torch on each host reads a line and forks two ranks; no torchrun, no log, no view",
+    ),
+}
 # Of "ssh + torchrun by hand": until the first user line, and until the end.
 _TARGETS = {"cold": (0.95, 0.80), "first cell": (0.28, 0.28), "warm": (0.035, 0.035)}
 
@@ -72,6 +90,8 @@ def _field(
 ) -> Iterator[tuple[str, Contestant]]:
     yield "by hand", stack.enter_context(contestants.by_hand(place))
     yield _ROUND_TRIP, stack.enter_context(contestants.round_trip(place))
+    for name, make, _ in _FLOORS.values():
+        yield name, stack.enter_context(make(place))
     for name, (make, _) in _OTHERS.items():
         if name in reasons:
             continue
@@ -134,6 +154,11 @@ def _rows(
             rows.append(
                 MetricRow(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against="ssh + torchrun by hand",
                     theirs=figures["by hand"], target=Target(limit=limits[number]), note=note)
+            )  # fmt: skip
+        for mode, (name, _, about) in _FLOORS.items():
+            rows.append(
+                MetricRow(what=f"{what}, {mode}", unit="s", ours=figures.get(mode, ()), against=name,
+                    theirs=figures.get(name, ()), note="; ".join(part for part in (about, reasons.get(name, "")) if part))
             )  # fmt: skip
         for name, (_, about) in _OTHERS.items():
             is_end_of_forks = name == "accelerate" and number == 1

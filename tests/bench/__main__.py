@@ -30,6 +30,7 @@ SECTIONS = (
     "doctor",
     "slurm",
     "deliver",
+    "files",
     "result",
     "soak",
 )

@@ -1,4 +1,4 @@
-"""Section deliver: 1 GB from the notebook to 4 hosts, the first time and again; and a folder of files, beside rsync."""
+"""Section deliver: 1 GB from the notebook to 4 hosts, the first time and again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import distmagic
-from distmagic.api import session
 from distmagic.connection.link import Link
-from distmagic.connection.prompts import NotebookAsker
 from distmagic.request.access import Access
-from distmagic.request.hosts import parse_hosts
 from distmagic.runner.delivery import Delivery
-from distmagic.session import spreading
 from tests.bench import links
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
@@ -28,7 +24,6 @@ from tests.lab import Lab
 
 TITLE = "1 GB to 4 hosts"
 _HOSTS, _SIZE_BYTES = 4, 1_000_000_000
-_FOLDER, _FILES, _FILE_BYTES = "many", 2000, 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,58 +55,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
                         note=str(error),
                     )
                 )
-        rows.append(_of_folder(bench, lab, folder))
     return tuple(rows)
-
-
-def _of_folder(bench: Bench, lab: Lab, folder: Path) -> MetricRow:
-    """Send many files by `%distributed put --all` and by four rsync in turn, on loopback's speed."""
-    source = folder / _FOLDER
-    source.mkdir()
-    for number in range(_FILES):
-        (source / f"{number:04}.bin").write_bytes(os.urandom(_FILE_BYTES))
-    ours, theirs, note = [], [], ""
-    for number in range(min(3, bench.rounds_dear)):
-        _empty(lab, folder)
-        ours.append(_put(lab, source))
-        _empty(lab, folder)
-        if shutil.which("rsync") is None:
-            note = "rsync is not installed"
-        else:
-            theirs.append(_rsync(lab, source))
-        bench.say(f"deliver, folder, round {number + 1}: {ours[-1]:.1f} s; rsync {theirs[-1:]}")  # fmt: skip
-    return MetricRow(
-        what=f"{_FILES:,} files of {_FILE_BYTES // 1000} kB to {_HOSTS} hosts, unshaped",
-        unit="s",
-        ours=tuple(ours),
-        against=f"{_HOSTS} x rsync in parallel",
-        theirs=tuple(theirs),
-        target=Target(limit=1.0),
-        note=note,
-    )
-
-
-def _put(lab: Lab, source: Path) -> float:
-    hosts = parse_hosts(",".join(host.name for host in lab.hosts))
-    began = time.monotonic()
-    with contextlib.closing(NotebookAsker(can_ask=False)) as asker:
-        way = Access(ssh_config=str(lab.ssh_config))
-        spreading.put(session().reach(hosts, way, asker), [source], "~")
-    took_s = time.monotonic() - began
-    session().close()  # rsync connects anew each time, too
-    return took_s
-
-
-def _rsync(lab: Lab, source: Path) -> float:
-    client = f"ssh -F {lab.ssh_config}"
-    began = time.monotonic()
-    copies = [
-        subprocess.Popen(["rsync", "-a", "-e", client, str(source), f"{host.name}:"])
-        for host in lab.hosts
-    ]
-    codes = [copy.wait() for copy in copies]
-    assert not any(codes), codes
-    return time.monotonic() - began
 
 
 def _at_speed(
@@ -161,7 +105,6 @@ def _empty(lab: Lab, folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for host in lab.hosts:
         (host.home / "data").unlink(missing_ok=True)
-        shutil.rmtree(host.home / _FOLDER, ignore_errors=True)
     os.sync()
 
 

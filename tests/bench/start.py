@@ -36,8 +36,6 @@ _OTHERS = {
         f"one host (it knows no other), 4 ranks; {_KEPT}; starting them is not counted",
     ),
 }
-# Before the second cell a user looks at the first one, and its warm processes are done with what they put off.
-_READING = "import time; time.sleep(2)"
 _ROUND_TRIP = "a line to a host and back over ssh"
 # What each way to start could not go below on this machine, and why.
 _FLOORS = {
@@ -138,7 +136,7 @@ def _distmagic(bench: Bench, took: dict[str, list[Took]], place: Place) -> None:
             _one(bench, took, {}, "cold", lambda: run("--cold"))
     with contestants.own_kernel(place) as (kernel, run):
         _one(bench, took, {}, "first cell", run)
-        kernel.run(_READING)
+        kernel.run(contestants.READING)
         _one(bench, took, {}, "warm", run)
     with contestants.staying(place) as next_cell:
         _one(bench, took, {}, "next cell", next_cell)

@@ -1,0 +1,120 @@
+"""Section files: a folder of many files to 4 hosts, whole and after one file has changed, beside rsync."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from distmagic.api import session
+from distmagic.connection.prompts import NotebookAsker
+from distmagic.request.access import Access
+from distmagic.request.hosts import parse_hosts
+from distmagic.session import spreading
+from tests.bench.bench import Bench
+from tests.bench.figures import MetricRow, Target
+from tests.bench.folders import kept_in, scratch
+from tests.lab import Lab
+
+TITLE = "Folders of many files to 4 hosts"
+_HOSTS = 4
+_WHOLE, _WHOLE_BYTES = 2000, 100_000
+_CHANGED, _CHANGED_BYTES = 20_000, 1000
+_A_FOLDER = 200  # files
+_WAYS = ("ours", "theirs")
+
+
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
+    """Send by `%distributed put --all` and by four rsync in turn, on loopback's speed."""
+    with scratch("files") as folder, kept_in(folder / "home"), Lab(_HOSTS) as lab:
+        return (
+            _row(
+                f"{_WHOLE:,} files of {_WHOLE_BYTES // 1000} kB to {_HOSTS} hosts, unshaped",
+                _whole(bench, lab, _made(folder / "whole", _WHOLE, _WHOLE_BYTES)),
+            ),
+            _row(
+                f"{_CHANGED:,} files to {_HOSTS} hosts again after one has changed, unshaped",
+                _changed(bench, lab, _made(folder / "changed", _CHANGED, _CHANGED_BYTES)),
+            ),
+        )  # fmt: skip
+
+
+def _row(what: str, found: dict[str, list[float]]) -> MetricRow:
+    return MetricRow(
+        what=what, unit="s", ours=tuple(found["ours"]), against=f"{_HOSTS} x rsync in parallel",
+        theirs=tuple(found["theirs"]), target=Target(limit=1.0), note="" if _has_rsync() else "rsync is not installed",
+    )  # fmt: skip
+
+
+def _made(folder: Path, count: int, size_bytes: int) -> Path:
+    for number in range(count):
+        file = folder / f"{number // _A_FOLDER:03}" / f"{number:05}.bin"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(os.urandom(size_bytes))
+    return folder
+
+
+def _whole(bench: Bench, lab: Lab, source: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {way: [] for way in _WAYS}
+    for number in range(min(3, bench.rounds_dear)):
+        for way in _WAYS:
+            for host in lab.hosts:
+                shutil.rmtree(host.home / source.name, ignore_errors=True)
+            os.sync()
+            found[way] += _sent(lab, source, way)
+        bench.say(f"files, round {number + 1}: {_last(found)}")
+    return found
+
+
+def _changed(bench: Bench, lab: Lab, source: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {way: [] for way in _WAYS}
+    _put(lab, source)
+    for number in range(bench.rounds_dear):
+        for way in _WAYS:
+            (source / "000" / "00000.bin").write_bytes(os.urandom(_CHANGED_BYTES))
+            found[way] += _sent(lab, source, way)
+        bench.say(f"files, one changed, round {number + 1}: {_last(found)}")
+    return found
+
+
+def _last(found: dict[str, list[float]]) -> str:
+    return ", ".join(f"{way} {took_s[-1]:.2f} s" for way, took_s in found.items() if took_s)  # fmt: skip
+
+
+def _sent(lab: Lab, source: Path, way: str) -> Iterator[float]:
+    """Yield how many seconds it took, if the way is there."""
+    if way == "ours":
+        yield _put(lab, source)
+    elif _has_rsync():
+        yield _rsync(lab, source)
+
+
+def _has_rsync() -> bool:
+    return shutil.which("rsync") is not None
+
+
+def _put(lab: Lab, source: Path) -> float:
+    hosts = parse_hosts(",".join(host.name for host in lab.hosts))
+    began = time.monotonic()
+    with contextlib.closing(NotebookAsker(can_ask=False)) as asker:
+        way = Access(ssh_config=str(lab.ssh_config))
+        spreading.put(session().reach(hosts, way, asker), [source], "~")
+    took_s = time.monotonic() - began
+    session().close()  # rsync connects anew each time, too
+    return took_s
+
+
+def _rsync(lab: Lab, source: Path) -> float:
+    client = f"ssh -F {lab.ssh_config}"
+    began = time.monotonic()
+    copies = [
+        subprocess.Popen(["rsync", "-a", "-e", client, str(source), f"{host.name}:"])
+        for host in lab.hosts
+    ]
+    codes = [copy.wait() for copy in copies]
+    assert not any(codes), codes
+    return time.monotonic() - began

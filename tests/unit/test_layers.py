@@ -148,6 +148,7 @@ _set_neg | torch/_C/__init__.pyi | remote.values.storages | no negative view can
 _settings | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.meeting | torchrun compares the clocks of hosts, as it does by itself
 _shutdown | threading.py | exports.on_nodes.run_rank remote.engine.forking | a rank does not wait for its threads at its end
 _state_holder | torch/distributed/elastic/rendezvous/dynamic_rendezvous.py | remote.engine.engine | rounds of an elastic job are numbered 0
+_store | torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py | remote.engine.engine | a run on several hosts fails when its nodes meet
 _style | logging/__init__.py | remote.values.settings | handlers of the notebook's logging can't be read
 _torchdynamo_orig_callable | torch/_dynamo/eval_frame.py | remote.values.reductions.cell_objects remote.values.unpicklable | compiled functions of a cell can't be sent
 _untyped_storage | torch/storage.py | remote.values.storages | no TypedStorage can be sent

@@ -111,6 +111,7 @@ def main(argv: list[str]) -> None:
     # With c10d each check asks the store, which is on another host.
     if args.rdzv_backend == "static":
         args.monitor_interval = _NO_PAUSE_S
+        _meet_at_once()
         _check_after_each_end()
     _await_endpoint(_from_agent("endpoint"))
     try:
@@ -207,6 +208,33 @@ def follow_rounds(*, is_elastic: bool) -> None:
                 return
 
     import_hooks.wrap(SimpleElasticAgent, "_rendezvous", until_all_are_there)
+
+
+def _meet_at_once() -> None:
+    """Make the store of a static rendezvous wait for no node.
+
+    It would look every 10 ms whether all are there. torchrun waits for all anyway, without pauses,
+    when it assigns ranks.
+    """
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
+        StaticTCPRendezvous,
+    )
+
+    def next_rendezvous(original: Any, handler: Any) -> Any:
+        if handler._store is None:  # noqa: SLF001
+            handler._store = TCPStore(  # noqa: SLF001
+                handler.master_addr,
+                handler.master_port,
+                handler.world_size,
+                handler.rank == 0,
+                handler.timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        return original(handler)
+
+    import_hooks.wrap(StaticTCPRendezvous, "next_rendezvous", next_rendezvous)
 
 
 def _check_after_each_end() -> None:

@@ -69,9 +69,9 @@ def report(
     if metrics and link.source is not _REPORT:
         link.source = _REPORT
     values: dict[str, float] = metrics  # type: ignore[assignment]  # they are all floats now
-    if type(step) is not int or step > _LARGEST:  # type: ignore[unreachable]  # mypy counts int as float
+    if type(step) is not int or abs(step) > _LARGEST:  # type: ignore[unreachable]  # mypy counts int as float
         step = _number("step", step)
-    if type(total) is not int or total > _LARGEST:  # type: ignore[unreachable]  # mypy counts int as float
+    if type(total) is not int or abs(total) > _LARGEST:  # type: ignore[unreachable]  # mypy counts int as float
         total = _number("total", total)
     now = link.clock()
     link.inbox.append(ReportedRow(now, step, values, total, True))

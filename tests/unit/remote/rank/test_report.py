@@ -158,6 +158,14 @@ def test_what_is_no_number_is_left_out_with_one_line(agent, capfd, golden):
     golden(err)
 
 
+@pytest.mark.parametrize(("step", "taken"), [(10**400, None), (-(10**400), None), (-(2**60), -(2.0**60)), (True, 1.0)])  # fmt: skip
+def test_whole_numbers_that_are_no_usual_steps(agent, step, taken):
+    report.report(step=step, total=step, loss=0.5)
+    (progress,) = agent.messages
+    assert (progress.step, progress.total) == (taken, taken)
+    assert agent.losses == [0.5]
+
+
 def test_what_the_agent_does_not_take_goes_with_the_next_call(agent, clock):
     agent.is_open = False
     for step in range(3):

@@ -25,6 +25,8 @@ SECTIONS = (
     "crowd",
     "many",
     "start",
+    "imports",
+    "page",
     "anatomy",
     "stay",
     "doctor",

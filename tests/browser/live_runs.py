@@ -118,14 +118,7 @@ def opened(
     notebooks: Notebooks, tmp_path: Path, source: str = WORK, begins: str = r"^running"
 ) -> Iterator[NotebookPage]:
     """Yield a notebook whose run goes on, and is seen live. Before it, the cell's own lines are seen to run."""
-    sources = [
-        f"%load_ext distmagic\nEND, GO = {str(tmp_path / 'end')!r}, {str(tmp_path / 'go')!r}",
-        source,
-        "run.state.phase",
-    ]
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in sources]
-    )
+    notebook = notebook_of(source, tmp_path / "end", tmp_path / "go")
     with notebooks.opened(notebook, shots=tmp_path) as page:
         page.run_cell(LOAD)
         page.wait_done(LOAD)
@@ -139,6 +132,18 @@ def opened(
         page.wait_text(RUN, begins)
         yield page
         (tmp_path / "end").touch()
+
+
+def notebook_of(source: str, end: Path, go: Path) -> nbformat.NotebookNode:
+    """Return a notebook with a run: its rank code ends when the file `end` appears, the cell's own lines at `go`."""
+    sources = [
+        f"%load_ext distmagic\nEND, GO = {str(end)!r}, {str(go)!r}",
+        source,
+        "run.state.phase",
+    ]
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
 
 
 def live(page: NotebookPage) -> Locator:

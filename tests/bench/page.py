@@ -1,0 +1,87 @@
+"""Section page: how soon a cell shows anything in a new kernel, and how soon a page that is loaded anew is live."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import Page
+
+from tests.bench.bench import REPOSITORY, Bench
+from tests.bench.figures import MetricRow, Target
+from tests.bench.folders import scratch
+from tests.browser import NotebookPage, chromium, notebooks_in_browser
+from tests.browser.live_runs import RUN, WORK, live, notebook_of
+from tests.system.components import reason_without
+
+TITLE = "A page of JupyterLab in Chromium"
+_FIRST = "first sign of a cell in a new kernel"
+_LIVE = "reload of a page to its live view"
+_LIMITS_S = {_FIRST: 0.1, _LIVE: 1.5}
+_NOTEBOOK = "JupyterLab's own, until it shows the notebook"
+# Both are noted by the page itself: its clock begins with the reload.
+_WATCH = """() => {
+  const has = words => new Promise(resolve => {
+    const look = () => document.querySelector(words) ? resolve(performance.now()) : requestAnimationFrame(look);
+    look();
+  });
+  return Promise.all([has('.jp-Notebook .jp-CodeCell'), has('.dm-live td.dm-n')]);
+}"""
+_RUN_AND_WATCH = """index => new Promise(resolve => {
+  const began = performance.now();
+  const { node } = notebook.code(index).outputArea;
+  const look = () => node.innerText.trim() ? resolve(performance.now() - began) : requestAnimationFrame(look);
+  notebook.run(index);
+  look();
+})"""
+
+
+def measure(bench: Bench) -> tuple[MetricRow, ...]:
+    """Run a cell on two ranks of this machine, in a new kernel a round, and load its page anew."""
+    found: dict[str, list[float]] = {_FIRST: [], _LIVE: [], _NOTEBOOK: []}
+    reason = reason_without("browser")
+    if not reason:
+        env = {"PYTHONPATH": str(REPOSITORY)}
+        with (
+            scratch("page") as folder,
+            chromium() as browser,
+            notebooks_in_browser(browser, env) as notebooks,
+        ):
+            for number in range(bench.rounds_dear + 1):
+                end = folder / f"end{number}"
+                with notebooks.opened(notebook_of(WORK, end, folder)) as page:
+                    first_s, notebook_s, live_s = _round(page)
+                    end.touch()
+                    page.wait_text(RUN, r"^done")
+                bench.say(f"page: first sign {first_s:.2f} s, live {live_s:.2f} s, of that the notebook {notebook_s:.2f} s")  # fmt: skip
+                if number:  # the first round only warms the caches
+                    found[_FIRST].append(first_s)
+                    found[_LIVE].append(live_s)
+                    found[_NOTEBOOK].append(notebook_s)
+    return tuple(
+        MetricRow(
+            what=what, unit="s", ours=tuple(found[what]), target=Target(limit=limit_s, of="ours"), note=reason or "",
+            against=_NOTEBOOK if what == _LIVE else "", theirs=tuple(found[_NOTEBOOK]) if what == _LIVE else (),
+        )
+        for what, limit_s in _LIMITS_S.items()
+    )  # fmt: skip
+
+
+def _round(page: NotebookPage) -> tuple[float, float, float]:
+    """Return when the cell showed something, and of the loaded page when the notebook and the live view were there."""
+    page.run_cell(0)
+    page.wait_done(0)
+    first_s = page.page.evaluate(_RUN_AND_WATCH, RUN) / 1e3
+    page.wait_text(RUN, r"^running")
+    page.save()
+    page.page.on("dialog", lambda dialog: dialog.accept())
+    notebook_s, live_s = _reloaded(page.page)
+    assert live(page).count() == 1
+    return first_s, notebook_s, live_s
+
+
+def _reloaded(page: Page) -> tuple[float, float]:
+    began_s = time.monotonic()
+    page.reload(wait_until="commit")
+    late_s = time.monotonic() - began_s - page.evaluate("performance.now()") / 1e3
+    notebook_ms, live_ms = page.evaluate(_WATCH)
+    return late_s + notebook_ms / 1e3, late_s + live_ms / 1e3

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,26 +35,39 @@ _SMALL_BYTES = 64 << 10
 TensorRow = list[Any]
 
 
-@dataclass(kw_only=True)
+@frozen
 class _View:
-    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it
-    uses.
-    """
+    """A tensor, and the bytes from `start` to `stop` of its storage that it uses."""
 
+    tensor: Any
     storage: Any
     start: int
     stop: int
-    tensor: Any = None
-    requires_grad: bool = False
 
 
 @dataclass(kw_only=True)
 class _Stretch:
-    """Bytes of one storage that some tensors use; `views` are the numbers of these."""
+    """Bytes that some values use; `users` are the numbers of these."""
 
     start: int
     stop: int
-    views: list[int]
+    users: list[int]
+
+
+def _merged(spans: Mapping[int, tuple[int, int]], gap: int) -> list[_Stretch]:
+    """Return the stretches that values use, in order: spans less than `gap` bytes apart are one.
+
+    `spans` has start and stop of each value, by the value's number.
+    """
+    found: list[_Stretch] = []
+    for number in sorted(spans, key=lambda n: spans[n][0]):
+        start, stop = spans[number]
+        if found and start < found[-1].stop + gap:
+            found[-1].stop = max(found[-1].stop, stop)
+            found[-1].users.append(number)
+        else:
+            found.append(_Stretch(start=start, stop=stop, users=[number]))
+    return found
 
 
 @frozen
@@ -96,11 +109,16 @@ class Window:
 
 def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
     """Yield the bytes of a storage on another device, at most `CHUNK_BYTES` at a time."""
-    torch = sys.modules["torch"]
-    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    flat = _flat(storage)
     for at in range(start, stop, CHUNK_BYTES):
         part = flat[at : min(stop, at + CHUNK_BYTES)].cpu()
         yield _memory(part.data_ptr(), part.numel())
+
+
+def _flat(storage: Any) -> Any:
+    """Return the bytes of a storage as a tensor."""
+    torch = sys.modules["torch"]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _memory(address: int, size_bytes: int) -> memoryview:
@@ -117,24 +135,18 @@ def joined(
     A place is (the number of what is stored, the offset in it). The values must be kept alive until
     it is stored.
     """
+    spans = {}
+    for number, value in enumerate(values):
+        start = _address(value)
+        # One at an unknown address overlaps nothing.
+        spans[number] = start, (start + value.nbytes if start else 0)
     stored: list[memoryview | Window] = []
     places = [(0, 0)] * len(values)
-    stretches: list[_Stretch] = []
-    addresses = [_address(value) for value in values]
-    for number in sorted(range(len(values)), key=addresses.__getitem__):
-        start = addresses[number]
-        # One at an unknown address overlaps nothing.
-        stop = start + values[number].nbytes if start else 0
-        if stretches and start < stretches[-1].stop:
-            stretches[-1].stop = max(stretches[-1].stop, stop)
-            stretches[-1].views.append(number)
-        else:
-            stretches.append(_Stretch(start=start, stop=stop, views=[number]))
-    for stretch in sorted(stretches, key=lambda one: min(one.views)):
-        for number in stretch.views:
-            places[number] = len(stored), addresses[number] - stretch.start
-        if len(stretch.views) == 1:
-            stored.append(values[stretch.views[0]])
+    for stretch in sorted(_merged(spans, gap=0), key=lambda one: min(one.users)):
+        for number in stretch.users:
+            places[number] = len(stored), spans[number][0] - stretch.start
+        if len(stretch.users) == 1:
+            stored.append(values[stretch.users[0]])
         else:
             stored.append(_memory(stretch.start, stretch.stop - stretch.start))
     return stored, places
@@ -230,27 +242,22 @@ class Storages:
             return None
         if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
             return None
-        requires_grad = tensor.requires_grad
-        tensor = tensor.detach()
         if not torch._C._has_storage(tensor):  # noqa: SLF001
             tensor = tensor.cpu()  # XLA and similar devices do not expose their memory
         start, stop = _span(tensor)
         storage = tensor.untyped_storage()
         if stop > storage.nbytes():
             return None
-        view = _View(
-            storage=storage,
-            start=start,
-            stop=stop,
-            tensor=tensor,
-            requires_grad=requires_grad,
-        )
+        view = _View(tensor=tensor, storage=storage, start=start, stop=stop)
         self._views.append(view)
         return len(self._views) - 1
 
     def add_storage(self, storage: Any) -> int:
-        """Record a bare storage, which is always stored whole, and return its number."""
-        self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
+        """Record a bare storage as a tensor of all its bytes, and return its number."""
+        view = _View(
+            tensor=_flat(storage), storage=storage, start=0, stop=storage.nbytes()
+        )
+        self._views.append(view)
         return len(self._views) - 1
 
     def plan(self) -> tuple[list[Window], list[TensorRow]]:
@@ -258,39 +265,37 @@ class Storages:
         from them.
         """
         windows: list[Window] = []
-        rows = [_row(view, -1, 0) for view in self._views]
-        # The numbers of the non-empty views.
-        by_storage: dict[int, list[int]] = {}
+        rows = [_row(view.tensor) for view in self._views]
+        by_storage: dict[int, dict[int, tuple[int, int]]] = {}
         for number, view in enumerate(self._views):
-            if view.tensor is None or view.tensor.numel():
-                by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
-        stretches = []
-        for numbers in by_storage.values():
-            stretches += self._stretches(numbers)
-        for stretch in stretches:
-            first = self._views[stretch.views[0]]
-            if self._is_packed(stretch):
-                # Like the strides of a contiguous tensor: the last dimension has step 1.
-                sizes = first.tensor.size()
-                strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
-                rows[stretch.views[0]] = _as_row(first, len(windows), 0, strides)
-                window = Window(
-                    storage=first.storage,
-                    start=0,
-                    nbytes=first.tensor.nbytes,
-                    packed=first.tensor,
+            if view.stop:
+                spans = by_storage.setdefault(view.storage._cdata, {})  # noqa: SLF001
+                # Every element stays aligned.
+                spans[number] = view.start // ALIGN * ALIGN, view.stop
+        for spans in by_storage.values():
+            for stretch in self._stretches(spans):
+                for number in stretch.users:
+                    view = self._views[number]
+                    row = rows[number]
+                    row[0] = len(windows)
+                    row[2] = (view.start - stretch.start) // view.tensor.element_size()
+                # All users share one storage.
+                start, nbytes, packed = (
+                    stretch.start,
+                    stretch.stop - stretch.start,
+                    None,
                 )
-            else:
-                for number in stretch.views:
-                    rows[number] = _row(
-                        self._views[number], len(windows), stretch.start
+                if self._is_packed(stretch):
+                    # Like the strides of a contiguous tensor: the last dimension has step 1.
+                    sizes = row[3]
+                    row[4] = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
+                    row[2] = start = 0
+                    nbytes, packed = view.tensor.nbytes, view.tensor
+                windows.append(
+                    Window(
+                        storage=view.storage, start=start, nbytes=nbytes, packed=packed
                     )
-                window = Window(
-                    storage=first.storage,
-                    start=stretch.start,
-                    nbytes=stretch.stop - stretch.start,
                 )
-            windows.append(window)
         return windows, rows
 
     def _is_packed(self, stretch: _Stretch) -> bool:
@@ -298,53 +303,30 @@ class Storages:
 
         Less than half of the bytes of that stretch are the tensor's elements.
         """
-        number, *others = stretch.views
-        tensor = self._views[number].tensor
-        if others or tensor is None:
-            return False
-        return bool(2 * tensor.nbytes < stretch.stop - self._views[number].start)
+        number, *others = stretch.users
+        view = self._views[number]
+        return not others and bool(2 * view.tensor.nbytes < view.stop - view.start)
 
-    def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
+    def _stretches(self, spans: Mapping[int, tuple[int, int]]) -> list[_Stretch]:
         """Return the used parts of one storage, in order."""
-        found: list[_Stretch] = []
-        for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
-            view = self._views[number]
-            start = view.start // ALIGN * ALIGN  # keeps the alignment of every element
-            # Rounded up to the next aligned offset.
-            if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
-                found[-1].stop = max(found[-1].stop, view.stop)
-                found[-1].views.append(number)
-            else:
-                found.append(_Stretch(start=start, stop=view.stop, views=[number]))
-        if len(found) == 1:
-            return found
+        found = _merged(spans, gap=ALIGN)
         whole_bytes = sum(
             stretch.stop - stretch.start
             for stretch in found
             if not self._is_packed(stretch)
         )
-        storage_bytes = self._views[numbers[0]].storage.nbytes()
+        storage_bytes = self._views[found[0].users[0]].storage.nbytes()
         if 2 * whole_bytes < storage_bytes:
             return found
         last = max(stretch.stop for stretch in found)
-        return [_Stretch(start=found[0].start, stop=last, views=list(numbers))]
+        return [_Stretch(start=found[0].start, stop=last, users=list(spans))]
 
 
-def _row(view: _View, window: int, start: int) -> TensorRow:
-    tensor = view.tensor
-    if tensor is None:
-        return [window, "", 0, [], [], False, False, False]
-    offset = (
-        0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
-    )
-    return _as_row(view, window, offset, list(tensor.stride()))
-
-
-def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> TensorRow:
-    tensor = view.tensor
+def _row(tensor: Any) -> TensorRow:
+    """Return the row of a tensor without elements."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
-    return [window, dtype, offset, list(tensor.size()), strides, *flags]
+    flags = [tensor.requires_grad, tensor.is_conj(), tensor.is_neg()]
+    return [-1, dtype, 0, list(tensor.size()), list(tensor.stride()), *flags]
 
 
 def _span(tensor: Any) -> tuple[int, int]:
@@ -379,12 +361,9 @@ class TensorLoader:
             number
         ]
         dtype = getattr(torch, dtype_name)
-        if window < 0:
-            made = torch.empty_strided(size, stride, dtype=dtype)
-        else:
-            made = torch.empty(0, dtype=dtype).set_(
-                self._storage(window), offset, size, stride
-            )
+        made = torch.empty(0, dtype=dtype).set_(
+            self._storage(window), offset, size, stride
+        )
         if conj:
             torch._C._set_conj(made, True)  # noqa: SLF001
         if neg:
@@ -407,13 +386,12 @@ class TensorLoader:
     def _storage(self, window: int) -> Any:
         import torch
 
+        if window < 0:
+            return torch.UntypedStorage(0)
         if window not in self._built:
             memory, offset, size_bytes = self._windows[window]
-            if size_bytes:
-                flat = torch.frombuffer(
-                    memory, dtype=torch.uint8, offset=offset, count=size_bytes
-                )
-                self._built[window] = flat.untyped_storage()
-            else:
-                self._built[window] = torch.UntypedStorage(0)
+            flat = torch.frombuffer(
+                memory, dtype=torch.uint8, offset=offset, count=size_bytes
+            )
+            self._built[window] = flat.untyped_storage()
         return self._built[window]

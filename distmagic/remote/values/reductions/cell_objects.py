@@ -20,7 +20,6 @@ is rebuilt without calling the class's own methods: its `__init__` may need argu
 from __future__ import annotations
 
 import ast
-import builtins
 import contextvars
 import copyreg
 import functools
@@ -54,6 +53,8 @@ _SINGLEDISPATCH = {
 # along; copies of a generator, as in `from random import randint`, would draw the same numbers on
 # all ranks, whatever they seed.
 _OF_EACH_PROCESS = (
+    ("sys", "stdout"),
+    ("sys", "stderr"),
     ("os", "environ"),
     ("os", "environb"),
     ("random", "_inst"),
@@ -84,9 +85,6 @@ def reduced(obj: Any) -> Any:
     Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's
     `__main__`.
     """
-    own = _in_place_of(obj)
-    if own:
-        return getattr, own
     path = _path_of(obj)
     if path:
         return pkgutil.resolve_name, (path,)
@@ -123,37 +121,22 @@ def reduced(obj: Any) -> Any:
 
 def _path_of(obj: Any) -> str:
     """Return the path at which each host has its own such object; "" for any other object."""
+    for module, name in _OF_EACH_PROCESS:
+        if obj is getattr(sys.modules.get(module), name, None):
+            return f"{module}:{name}"
+    if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
+        return "builtins:exit"
     of_generic: Any = typing.Generic.__class_getitem__
     if obj is getattr(of_generic, "__func__", None):  # a generic NamedTuple has it
         return "typing:Generic.__class_getitem__.__func__"
-    is_function = isinstance(obj, types.FunctionType)
-    if is_function and obj.__name__ in ("display", "clear_output"):
-        is_of_ipython = str(obj.__module__).startswith("IPython.")
-        return f"distmagic.remote.rank.show:{obj.__name__}" if is_of_ipython else ""
+    if isinstance(obj, types.FunctionType):
+        if not obj.__globals__.get("__name__", "").startswith("IPython."):
+            return ""
+        if getattr(obj, "__wrapped__", None) is io.open:
+            return "builtins:open"
+        if obj.__name__ in ("display", "clear_output"):
+            return f"distmagic.remote.rank.show:{obj.__name__}"
     return ""
-
-
-def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
-    """Return the module and name of the host's replacement for this object; None for any other
-    object.
-    """
-    if obj is sys.stdout:
-        return sys, "stdout"
-    if obj is sys.stderr:
-        return sys, "stderr"
-    for module, name in _OF_EACH_PROCESS:
-        loaded = sys.modules.get(module)
-        if loaded is not None and obj is getattr(loaded, name, None):
-            return loaded, name
-    if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
-        return builtins, "exit"
-    if (
-        isinstance(obj, types.FunctionType)
-        and getattr(obj, "__wrapped__", None) is io.open
-    ):
-        is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
-        return (builtins, "open") if is_of_ipython else None
-    return None
 
 
 def reduced_kept(obj: object) -> Any:
@@ -321,14 +304,16 @@ def reduced_instance(obj: Any) -> Any:
         if not is_usual and (_OWN_WAY & vars(one).keys() or vars(one).get("__slots__")):
             return NotImplemented
     value = base.__getnewargs__(obj) if base not in (*_CONTAINERS, object) else ()
-    content: Any = None
+    content: tuple[Any, ...] = ()
     if issubclass(base, dict):
-        content = dict(base.items(obj))
+        content = (dict(base.items(obj)),)
     elif base in _CONTAINERS:
-        content = list(base.__iter__(obj))
-    more = obj.default_factory if base is defaultdict else None
-    more = obj.maxlen if base is deque else more
-    state = own, base, content, more
+        content = (list(base.__iter__(obj)),)
+    if base is defaultdict:
+        content = obj.default_factory, *content
+    if base is deque:
+        content = *content, obj.maxlen
+    state = own, base, content
     return _instance, (base, kind, *value), state, None, None, _fill_instance
 
 
@@ -372,19 +357,15 @@ def _instance(base: Any, kind: type, *value: object) -> Any:
     return base.__new__(kind, *value)
 
 
-def _fill_instance(obj: Any, state: tuple[Any, Any, Any, Any]) -> None:
-    own, base, content, more = state
+def _fill_instance(obj: Any, state: tuple[Any, Any, tuple[Any, ...]]) -> None:
+    own, base, content = state
     if own is not None:
         object.__setattr__(obj, "__dict__", own)
-    if base is OrderedDict:
-        for key, value in content.items():
+    if base is OrderedDict:  # its `__init__` would call the class's `__setitem__`
+        for key, value in content[0].items():
             base.__setitem__(obj, key, value)
-    elif base is defaultdict:
-        base.__init__(obj, more, content)
-    elif base is deque:
-        base.__init__(obj, content, more)
     elif base in _CONTAINERS:
-        base.__init__(obj, content)
+        base.__init__(obj, *content)
 
 
 def _fill_parser(part: Any, state: dict[str, Any]) -> None:

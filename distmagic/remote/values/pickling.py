@@ -113,7 +113,8 @@ class Packer:
                 room -= sink.tell()
                 if room >= 0 and not any(packer.plan()):
                     found[name] = sink.getvalue(), seen
-        return found
+        # Oldest first: `__subclasses__()` has this order.
+        return dict(reversed(found.items()))
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
         """Return the data stored after the pickle: buffers in order, the windows of storages, and
@@ -213,9 +214,10 @@ class Packer:
         """
         _add_submodules(function.__code__, plain[2][1])
         is_of_main = function.__globals__.get("__name__") == "__main__"
-        if self._seen.only is not None and is_of_main:
-            return by_name.with_globals(plain, self._seen.only)
-        return by_name.without_objects(plain) if self.is_aside else plain
+        only = self._seen.only if is_of_main else None
+        if only is None and not self.is_aside:
+            return plain
+        return by_name.with_fewer_globals(plain, only)
 
     def _note_global(self, obj: Any) -> None:
         module, name = (

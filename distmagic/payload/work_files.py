@@ -23,7 +23,13 @@ from pathlib import Path
 
 from distmagic.errors import PayloadError, UsageError
 from distmagic.payload import blobs
-from distmagic.payload.folder import Contents, check_size, contents_of, file_of
+from distmagic.payload.folder import (
+    Contents,
+    add_folder,
+    check_size,
+    contents_of,
+    file_of,
+)
 from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
 from distmagic.payload.sizes import plural, size_text
@@ -122,7 +128,7 @@ def gather(
         folder, current = folder.resolve(), current.resolve()
         _check_not_home(folder, script)
         at, inside = place_of(folder, current)
-        contents.add(contents_of(folder), at)
+        add_folder(contents, folder, at)
         owned.append(at)
         _check_script(script, contents, folder)
     owned += [add_module(contents, module) for module in modules]
@@ -229,7 +235,7 @@ def add_module(contents: Contents, module: LocalModule) -> str:
         return path
     path = _led_to(path, contents)
     for place in module.places:
-        contents.add(contents_of(place), path)
+        add_folder(contents, place, path)
         # Including files that git ignores, such as a generated _version.py.
         for file in python_files(place):
             inner = _led_to(f"{path}/{file.relative_to(place).as_posix()}", contents)

@@ -151,9 +151,8 @@ def dump_bytes(
     seen = Seen()
     packer = Packer(sink, seen, None, source)
     packer.pickle(value)
-    buffers, windows, _ = packer.plan()
-    stored, _ = joined([*buffers, *windows])
-    sink.check(sink.size + sum(one.nbytes for one in stored))
+    sink.check(_size_bytes(packer, sink))
+    _, windows, _ = packer.plan()
     devices = {one.storage.device for one in windows}
     devices = {one for one in devices if one.type != "cpu"}
     if devices and may_read is not None and not may_read(devices):
@@ -172,6 +171,11 @@ def measure(
     sink = _Sink()
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
+    return _size_bytes(packer, sink)
+
+
+def _size_bytes(packer: Packer, sink: _Sink) -> int:
+    """Return the size of a parcel whose pickle the sink has, without its table."""
     buffers, windows, _ = packer.plan()
     stored, _ = joined([*buffers, *windows])
     return sink.size + sum(one.nbytes for one in stored)
@@ -182,43 +186,38 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     buffers, windows, rows = packer.plan()
     omitted = sink.omitted or []
     sink.omitted = None  # from here on the sink writes everything
-    shared: list[memoryview | Window] = [*buffers, *windows]
-    stored, places = joined(shared)
-    values: list[memoryview | Window] = [memoryview(data) for _, data in omitted]
-    values += stored
-    sizes = [value.nbytes for value in values]
+    values = [*(memoryview(data) for _, data in omitted), *buffers, *windows]
+    stored, places = joined(values)
+    sizes = [value.nbytes for value in stored]
     sink.check(sink.size + sum(sizes))
 
-    # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of
-    # the side file].
-    spans: list[list[int]] = [[] for _ in values]
+    # Where a value is: [offset], or [offset, number of the side file].
+    starts: list[list[int]] = [[] for _ in stored]
     if beside is not None:
         for group in side_files.grouped(sizes):
             side_file, offsets = _write_side_file(
-                [values[n] for n in group], beside, sink
+                [stored[n] for n in group], beside, sink
             )
             for n, offset in zip(group, offsets, strict=True):
-                spans[n] = [offset, sizes[n], len(seen.side_files)]
+                starts[n] = [offset, len(seen.side_files)]
             seen.side_files.append(side_file)
-    for n, value in enumerate(values):
-        if not spans[n]:
-            spans[n] = [sink.write_value(value), sizes[n]]
+    for n, value in enumerate(stored):
+        if not starts[n]:
+            starts[n] = [sink.write_value(value)]
 
-    within = []
-    for value, (n, at) in zip(shared, places, strict=True):
-        start, _, *where = spans[len(omitted) + n]
-        within.append([start + at, value.nbytes, *where])
+    # [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    spans = []
+    for value, (n, at) in zip(values, places, strict=True):
+        start, *where = starts[n]
+        spans.append([start + at, value.nbytes, *where])
+    of_tensors = len(values) - len(windows)
     table: dict[str, list[Any]] = {
-        "buffers": within[: len(buffers)],
-        "windows": within[len(buffers) :],
+        "buffers": spans[len(omitted) : of_tensors],
+        "windows": spans[of_tensors:],
         "rows": rows,
+        "side_files": [[one.sha256, one.size_bytes] for one in seen.side_files],
+        "omitted": [[at, spans[n]] for n, (at, _) in enumerate(omitted)],
     }
-    if seen.side_files:
-        table["side_files"] = [
-            [side_file.sha256, side_file.size_bytes] for side_file in seen.side_files
-        ]
-    if omitted:
-        table["omitted"] = [[at, spans[n]] for n, (at, _) in enumerate(omitted)]
     sink.align()
     offset = sink.size
     length = sink.write(json.dumps(table, separators=(",", ":")).encode())
@@ -342,11 +341,10 @@ def load_bytes(data: bytes, name: str) -> Any:
 def _load(
     memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
-    table_bytes = _table_bytes(memory, name)
     try:
-        table: dict[str, Any] = json.loads(table_bytes)
-        memories = _Memories(memory, table.get("side_files", ()), folder)
-        pickled = memories.pickled(table.get("omitted", ()))
+        table: dict[str, Any] = json.loads(_table_bytes(memory, name))
+        memories = _Memories(memory, table["side_files"], folder)
+        pickled = memories.pickled(table["omitted"])
         buffers = iter([memories.view(span) for span in table["buffers"]])
         windows = [memories.find(span) for span in table["windows"]]
         tensors = TensorLoader(windows, table["rows"])

@@ -15,12 +15,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import io
 import marshal
 import os
 import sys
 import threading
-import zipfile
 from pathlib import Path
 from types import CodeType
 
@@ -49,9 +47,6 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
-# Only needed by a task on a platform without channels: `with_task`.
-_OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
-
 BundleFiles = dict[str, Path]  # by their names in the bundle
 _BUILDING = threading.Lock()
 # Not needed at the start of a process.
@@ -60,11 +55,13 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/contact/blob_server.py",
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/contact/mutual_tls.py",
+    "distmagic/remote/contact/task.py",
     "distmagic/remote/engine/preloading.py",
     "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/records/work_sync.py",
     "distmagic/remote/system/hardware.py",
+    "distmagic/remote/wire/log_lines.py",
 )
 # Bars of tqdm for chats and windows, whose packages a host without tqdm hardly has.
 _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
@@ -85,18 +82,6 @@ def build() -> blobs.LocalBlob:
     return bundle
 
 
-def with_task() -> bytes:
-    """Return the bundle with the modules for a task on a platform without a channel to the
-    notebook.
-    """
-    here = Path(__file__).parents[1]
-    zipped = io.BytesIO(build().path.read_bytes())
-    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
-        for name in _OF_TASKS:
-            archive.write(here / name, f"distmagic/{name}")
-    return zipped.getvalue()
-
-
 @functools.cache
 def _built() -> blobs.LocalBlob:
     files = _files()
@@ -110,9 +95,7 @@ def _files() -> BundleFiles:
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
         name = file.relative_to(here).as_posix()
-        # It is sent as text, before the bundle.
-        is_keeper = file.parent.name == "keeper"
-        if name not in _OF_TASKS and not is_keeper:
+        if file.parent.name != "keeper":  # it is sent as text, before the bundle
             files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
@@ -165,7 +148,7 @@ def _made(files: BundleFiles, note: Path) -> blobs.LocalBlob:
             code = compile(data[name], name, "exec", dont_inherit=True, optimize=2)
             if sys.version_info >= (3, 11):
                 code = _without_columns(code)
-            flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
+            flags = b"\1\0\0\0"  # by hash, unchecked: PEP 552
             head = (
                 importlib.util.MAGIC_NUMBER
                 + flags

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import subprocess
@@ -122,20 +121,8 @@ def test_all_that_travels_is_in_it():
     assert not [name for name in names if "__pycache__" in name]
 
 
-def test_what_only_a_task_needs_travels_with_a_task_alone():
-    with zipfile.ZipFile(bundle.build().path) as archive:
-        usual = set(archive.namelist())
-    with zipfile.ZipFile(io.BytesIO(bundle.with_task())) as archive:
-        more = set(archive.namelist()) - usual
-    assert more == {
-        "distmagic/remote/contact/task.py",
-        "distmagic/remote/wire/log_lines.py",
-    }
-
-
-def test_a_bare_python_imports_everything_from_the_zip(tmp_path):
-    path = tmp_path / "with-task.zip"
-    path.write_bytes(bundle.with_task())
+def test_a_bare_python_imports_everything_from_the_zip():
+    path = bundle.build().path
     package = REPOSITORY / "distmagic"
     files = [
         file.relative_to(package).with_suffix("")

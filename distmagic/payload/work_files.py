@@ -130,7 +130,7 @@ def gather(
         at, inside = place_of(folder, current)
         add_folder(contents, folder, at)
         owned.append(at)
-        _check_script(script, contents, folder)
+        _check_script(script, contents)
     owned += [add_module(contents, module) for module in modules]
     # A package's own rules leave out what the folder, or the import, brings.
     sent = contents.files.keys() | contents.links.keys()
@@ -212,14 +212,9 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
     )
 
 
-def _check_script(script: Path | None, contents: Contents, folder: Path) -> None:
+def _check_script(script: Path | None, contents: Contents) -> None:
     if script is None or any(file.path == script for file in contents.files.values()):
         return
-    if not script.is_relative_to(folder):
-        raise UsageError(
-            f"The script {script} does not lie in {folder}.",
-            "Name a folder that has it: --sync DIR.",
-        )
     raise PayloadError(
         f"The script {script} is not sent to hosts: an ignore file names it, or it is a link that leads out of its folder.",
         f"Write !{script.name} in a .distmagicignore next to it, or run the file that the link leads to.",

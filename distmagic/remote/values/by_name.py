@@ -16,10 +16,10 @@ import io
 import pickle
 import re
 import sys
-import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType, UnionType
 from typing import Any
 
 from distmagic.remote.values import unpicklable
@@ -77,7 +77,7 @@ def asides(
         here |= _tops(code.co_names)
     chosen = {}
     for name, (pickled, seen) in found.items():
-        is_module = isinstance(namespace[name], types.ModuleType)
+        is_module = isinstance(namespace[name], ModuleType)
         is_at_once = (
             _tops(seen.modules) <= here
             or name in annotated
@@ -113,7 +113,7 @@ def _has_secret(value: object) -> bool:
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, type):
         parts = vars(value).items()
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, FunctionType):
         parts = unpicklable.enclosed(value)
     return any(
         isinstance(part, str | bytes) and not _is_constant(part, name)
@@ -125,7 +125,7 @@ def _has_secret(value: object) -> bool:
 def _is_light(name: str, value: object) -> bool:
     return (
         isinstance(getattr(value, "__name__", None), str)
-        or isinstance(value, types.UnionType)
+        or isinstance(value, UnionType)
         or _is_constant(value, name)
     )
 
@@ -160,7 +160,7 @@ def in_annotations(annotations: Iterable[object]) -> set[str]:
     return set(_WORD.findall(" ".join(texts)))
 
 
-def _in_strings(codes: Iterable[types.CodeType]) -> set[str]:
+def _in_strings(codes: Iterable[CodeType]) -> set[str]:
     """Return all words that may be names in strings of code, except in sentences."""
     found = set()
     for code in codes:

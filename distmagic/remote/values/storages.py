@@ -5,7 +5,6 @@ decides what is stored:
 
 - the stretches of a storage that some tensor uses, merged if they touch or overlap, so that tensors
   which share memory share it again and a small view of a large storage stays small;
-- once such stretches make at least half of the storage, one stretch from the first to the last;
 - a stretch that only one tensor uses, and less than half of whose bytes are its elements (one
   column of a matrix), is stored as a contiguous copy.
 
@@ -20,7 +19,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distmagic.remote.frozen import frozen
@@ -33,16 +32,6 @@ _SMALL_BYTES = 64 << 10
 # How to build a tensor, in JSON: [window, dtype, offset, size, stride, requires_grad, conj, neg];
 # the offset is in elements from the start of the window. Window -1: it has no elements.
 TensorRow = list[Any]
-
-
-@frozen
-class _View:
-    """A tensor, and the bytes from `start` to `stop` of its storage that it uses."""
-
-    tensor: Any
-    storage: Any
-    start: int
-    stop: int
 
 
 @dataclass(kw_only=True)
@@ -80,12 +69,6 @@ class Window:
     start: int
     nbytes: int
     packed: Any = field(default=None, repr=False)
-
-    @property
-    def address(self) -> int:
-        """Where its bytes are in this process's memory; 0 for those that `chunks` copies."""
-        is_copied = self.packed is not None or self.storage.device.type != "cpu"
-        return 0 if is_copied else int(self.storage.data_ptr() + self.start)
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order; CPU memory at once and without a copy."""
@@ -153,9 +136,12 @@ def joined(
 
 
 def _address(value: memoryview | Window) -> int:
-    """Return where a value is in memory; 0 if that is unknown, or without bytes."""
+    """Return where a value is in this process's memory; 0 for one without bytes, and for one that
+    `chunks` copies.
+    """
     if isinstance(value, Window):
-        return value.address
+        is_copied = value.packed is not None or value.storage.device.type != "cpu"
+        return 0 if is_copied else int(value.storage.data_ptr() + value.start)
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not value.nbytes:
         return 0
@@ -166,23 +152,22 @@ def reduced_array(array: Any) -> Any:
     """Return how to pickle a numpy array with gaps, as `__reduce__` does, so that it shares memory
     with others again.
 
-    NotImplemented for other objects. numpy copies such an array; so does this if the gaps are
-    large.
+    None for other objects. numpy copies such an array; so does this if the gaps are large.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or type(array) is not numpy.ndarray or not array.nbytes:
-        return NotImplemented
+        return None
     owner = array
     while type(owner.base) is numpy.ndarray:
         owner = owner.base
     is_whole = array.flags.forc or not owner.flags.forc
     if is_whole or array.dtype.hasobject or owner.dtype.hasobject:
-        return NotImplemented
+        return None
     # The public flag of a broadcast array warns.
     address, is_read_only = array.__array_interface__["data"]
     owners, is_read_only_there = owner.__array_interface__["data"]
     if is_read_only_there and not is_read_only:
-        return NotImplemented  # numpy could not make the copy's memory writable
+        return None  # numpy could not make the copy's memory writable
     steps = [
         (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
     ]
@@ -191,7 +176,7 @@ def reduced_array(array: Any) -> Any:
     start = address - before - owners
     is_inside = 0 <= start <= start + span <= owner.nbytes
     if not is_inside or (span > _SMALL_BYTES and 2 * array.nbytes < span):
-        return NotImplemented
+        return None
     used = owner.ravel(order="K").view("u1")[start : start + span]
     if is_read_only:
         used.flags.writeable = False
@@ -205,42 +190,27 @@ class Storages:
     """
 
     def __init__(self) -> None:
-        self._views: list[_View] = []
+        self._tensors: list[Any] = []
+        # {storage: {number of a tensor with elements: start and stop in the storage}}
+        self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
     def reduced(self, obj: Any) -> Any:
         """Return how to pickle a tensor or a storage: as a number, under which it is recorded.
 
-        NotImplemented for a kind that torch's own reduction must take apart, and for any other
-        object.
+        None for a kind that torch's own reduction must take apart, and for any other object.
         """
         torch = sys.modules["torch"]
-        if isinstance(obj, torch.Tensor):
-            number = self.add_tensor(obj)
-            return (
-                NotImplemented if number is None else (placeholders.tensor, (number,))
-            )
-        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
-            return placeholders.storage, (self.add_storage(obj),)
         if isinstance(obj, torch.storage.TypedStorage):
             storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
-            if storage.device.type != "meta":
-                dtype_name = str(obj.dtype).removeprefix("torch.")
-                number = self.add_storage(storage)
-                return placeholders.typed_storage, (number, dtype_name)
-        return NotImplemented
-
-    def add_tensor(self, tensor: Any) -> int | None:
-        """Record a tensor and return its number; None for a kind that torch's own reduction must
-        take apart.
-        """
-        torch = sys.modules["torch"]
-        if (
-            type(tensor) is not torch.Tensor
-            or tensor.layout is not torch.strided
-            or tensor.__dict__
-        ):
+            is_meta = storage.device.type == "meta"
+            return None if is_meta else (_typed, (storage, obj.dtype))
+        make, tensor = placeholders.tensor, obj
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
+            make, tensor = placeholders.storage, _flat(obj)
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             return None
-        if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
+        is_special = tensor.is_quantized or tensor.is_nested or tensor.__dict__
+        if is_special or tensor.device.type == "meta":
             return None
         if not torch._C._has_storage(tensor):  # noqa: SLF001
             tensor = tensor.cpu()  # XLA and similar devices do not expose their memory
@@ -248,78 +218,41 @@ class Storages:
         storage = tensor.untyped_storage()
         if stop > storage.nbytes():
             return None
-        view = _View(tensor=tensor, storage=storage, start=start, stop=stop)
-        self._views.append(view)
-        return len(self._views) - 1
-
-    def add_storage(self, storage: Any) -> int:
-        """Record a bare storage as a tensor of all its bytes, and return its number."""
-        view = _View(
-            tensor=_flat(storage), storage=storage, start=0, stop=storage.nbytes()
-        )
-        self._views.append(view)
-        return len(self._views) - 1
+        number = len(self._tensors)
+        self._tensors.append(tensor)
+        if stop:
+            spans = self._spans.setdefault(storage._cdata, {})  # noqa: SLF001
+            # Every element stays aligned.
+            spans[number] = start // ALIGN * ALIGN, stop
+        return make, (number,)
 
     def plan(self) -> tuple[list[Window], list[TensorRow]]:
         """Return the windows to write, and for each number a row that describes how to build it
         from them.
         """
         windows: list[Window] = []
-        rows = [_row(view.tensor) for view in self._views]
-        by_storage: dict[int, dict[int, tuple[int, int]]] = {}
-        for number, view in enumerate(self._views):
-            if view.stop:
-                spans = by_storage.setdefault(view.storage._cdata, {})  # noqa: SLF001
-                # Every element stays aligned.
-                spans[number] = view.start // ALIGN * ALIGN, view.stop
-        for spans in by_storage.values():
-            for stretch in self._stretches(spans):
+        rows = [_row(tensor) for tensor in self._tensors]
+        for spans in self._spans.values():
+            for stretch in _merged(spans, gap=ALIGN):
                 for number in stretch.users:
-                    view = self._views[number]
-                    row = rows[number]
-                    row[0] = len(windows)
-                    row[2] = (view.start - stretch.start) // view.tensor.element_size()
-                # All users share one storage.
-                start, nbytes, packed = (
-                    stretch.start,
-                    stretch.stop - stretch.start,
-                    None,
+                    tensor, row = self._tensors[number], rows[number]
+                    first = stretch.start // tensor.element_size()
+                    row[0], row[2] = len(windows), tensor.storage_offset() - first
+                window = Window(
+                    storage=tensor.untyped_storage(),  # all users have the same
+                    start=stretch.start,
+                    nbytes=stretch.stop - stretch.start,
                 )
-                if self._is_packed(stretch):
+                start, stop = _span(tensor)
+                if len(stretch.users) == 1 and 2 * tensor.nbytes < stop - start:
                     # Like the strides of a contiguous tensor: the last dimension has step 1.
                     sizes = row[3]
                     row[4] = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
-                    row[2] = start = 0
-                    nbytes, packed = view.tensor.nbytes, view.tensor
-                windows.append(
-                    Window(
-                        storage=view.storage, start=start, nbytes=nbytes, packed=packed
-                    )
-                )
+                    row[2] = 0
+                    nbytes = tensor.nbytes
+                    window = replace(window, start=0, nbytes=nbytes, packed=tensor)
+                windows.append(window)
         return windows, rows
-
-    def _is_packed(self, stretch: _Stretch) -> bool:
-        """Whether a stretch is stored as a contiguous copy of the only tensor that uses it.
-
-        Less than half of the bytes of that stretch are the tensor's elements.
-        """
-        number, *others = stretch.users
-        view = self._views[number]
-        return not others and bool(2 * view.tensor.nbytes < view.stop - view.start)
-
-    def _stretches(self, spans: Mapping[int, tuple[int, int]]) -> list[_Stretch]:
-        """Return the used parts of one storage, in order."""
-        found = _merged(spans, gap=ALIGN)
-        whole_bytes = sum(
-            stretch.stop - stretch.start
-            for stretch in found
-            if not self._is_packed(stretch)
-        )
-        storage_bytes = self._views[found[0].users[0]].storage.nbytes()
-        if 2 * whole_bytes < storage_bytes:
-            return found
-        last = max(stretch.stop for stretch in found)
-        return [_Stretch(start=found[0].start, stop=last, users=list(spans))]
 
 
 def _row(tensor: Any) -> TensorRow:
@@ -341,13 +274,10 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 class TensorLoader:
-    """Builds tensors and storages over the memory of a loaded parcel, without copies.
-
-    `windows` are (memory, offset, bytes).
-    """
+    """Builds tensors and storages over the memory of a loaded parcel, without copies."""
 
     def __init__(
-        self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[TensorRow]
+        self, windows: Sequence[memoryview], rows: Sequence[TensorRow]
     ) -> None:
         self._windows = windows
         self._rows = rows
@@ -374,24 +304,22 @@ class TensorLoader:
         """Return bare storage `number`, on the CPU."""
         return self._storage(self._rows[number][0])
 
-    def typed_storage(self, number: int, dtype_name: str) -> Any:
-        """Return storage `number` in the typed form that torch's own reductions use."""
-        import torch
-
-        dtype = getattr(torch, dtype_name)
-        return torch.storage.TypedStorage(
-            wrap_storage=self.storage(number), dtype=dtype, _internal=True
-        )
-
     def _storage(self, window: int) -> Any:
         import torch
 
         if window < 0:
             return torch.UntypedStorage(0)
         if window not in self._built:
-            memory, offset, size_bytes = self._windows[window]
-            flat = torch.frombuffer(
-                memory, dtype=torch.uint8, offset=offset, count=size_bytes
-            )
+            flat = torch.frombuffer(self._windows[window], dtype=torch.uint8)
             self._built[window] = flat.untyped_storage()
         return self._built[window]
+
+
+# Called by the pickle when it is loaded.
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    """Return a storage in the typed form that torch's own reductions use."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

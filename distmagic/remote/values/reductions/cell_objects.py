@@ -32,11 +32,11 @@ import struct
 import sys
 import textwrap
 import threading
-import types
 import typing
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 from distmagic.remote.values.reductions.source_form import codes_in, futures_of
@@ -79,8 +79,7 @@ _OWN_WAY = {
 
 
 def reduced(obj: Any) -> Any:
-    """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other
-    object.
+    """Return how to pickle one of these objects, as `__reduce__` does; None for any other object.
 
     Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's
     `__main__`.
@@ -90,12 +89,9 @@ def reduced(obj: Any) -> Any:
         return pkgutil.resolve_name, (path,)
     if type(obj) is functools.cached_property:
         # Without its lock, which it has before Python 3.12. Its name is not set a second time.
-        state = {
-            name: value
-            for name, value in vars(obj).items()
-            if name not in ("func", "lock")
-        }
-        return functools.cached_property, (obj.func,), state
+        state = vars(obj).copy()
+        state.pop("lock", None)
+        return functools.cached_property, (state.pop("func"),), state
     if isinstance(obj, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
         return type(obj), (dict(obj),)
     if isinstance(obj, LruCached) and obj.__module__ == "__main__":
@@ -103,7 +99,7 @@ def reduced(obj: Any) -> Any:
     if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":
         return typing.NewType, (obj.__name__, obj.__supertype__), vars(obj)
     if (
-        isinstance(obj, types.FunctionType)
+        isinstance(obj, FunctionType)
         and obj.__module__ == "__main__"
         and vars(obj).keys() >= _SINGLEDISPATCH
     ):
@@ -112,7 +108,7 @@ def reduced(obj: Any) -> Any:
         registry = dict(dispatching.registry)
         return functools.singledispatch, default, registry, None, None, _register_all
     made = _reduced_standard(obj)
-    if made is NotImplemented and _is_by_name_only(obj):
+    if made is None and _is_by_name_only(obj):
         raise pickle.PicklingError(
             "pickle writes its name only, and a host has nothing of this name"
         )
@@ -129,7 +125,7 @@ def _path_of(obj: Any) -> str:
     of_generic: Any = typing.Generic.__class_getitem__
     if obj is getattr(of_generic, "__func__", None):  # a generic NamedTuple has it
         return "typing:Generic.__class_getitem__.__func__"
-    if isinstance(obj, types.FunctionType):
+    if isinstance(obj, FunctionType):
         if not obj.__globals__.get("__name__", "").startswith("IPython."):
             return ""
         if getattr(obj, "__wrapped__", None) is io.open:
@@ -143,14 +139,14 @@ def reduced_kept(obj: object) -> Any:
     """Return how to pickle an object of a package's own class that the package keeps, such as
     `mpmath.mp`: by its name.
 
-    Functions of the package use that one, and a copy would be another one. NotImplemented for any
-    other object.
+    Functions of the package use that one, and a copy would be another one. None for any other
+    object.
     """
     top = str(type(obj).__module__).partition(".")[0]
     module_name, name = _kept_objects(top, len(sys.modules)).get(id(obj), ("", ""))
     module = sys.modules.get(module_name)
     if module is None or getattr(module, name, None) is not obj:
-        return NotImplemented
+        return None
     return _kept, (module, name, type(obj))
 
 
@@ -207,7 +203,7 @@ def _reduced_parts(obj: Any) -> Any:
     if inspect.isgenerator(generator):
         # A function that it decorates makes a new generator for each call.
         if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
-            return NotImplemented
+            return None
         return type(obj), (obj.func, obj.args, obj.kwds)
     parsers = sys.modules.get("argparse")
     if parsers and isinstance(obj, (parsers.Action, parsers.ArgumentParser)):
@@ -215,7 +211,7 @@ def _reduced_parts(obj: Any) -> Any:
         is_usual = len(made) > 2 and not hasattr(obj, "__setstate__")
         if is_usual and type(made[2]) is dict:
             return *made[:3], None, None, _fill_parser
-    return NotImplemented
+    return None
 
 
 def _is_by_name_only(obj: Any) -> bool:
@@ -224,12 +220,12 @@ def _is_by_name_only(obj: Any) -> bool:
         return False
     # cloudpickle handles these itself.
     is_known = isinstance(
-        obj, (type, types.FunctionType, typing.TypeVar, classmethod, staticmethod)
+        obj, (type, FunctionType, typing.TypeVar, classmethod, staticmethod)
     )
     return not is_known and isinstance(obj.__reduce_ex__(5), str)
 
 
-def function_in(obj: object) -> types.FunctionType | None:
+def function_in(obj: object) -> FunctionType | None:
     """Return the function from which a decorator has made such an object (see above); None for any
     other object.
     """
@@ -239,24 +235,24 @@ def function_in(obj: object) -> types.FunctionType | None:
         own = getattr(inner, "__dict__", None)
         if type(own) is not dict:
             break
-        if isinstance(inner, types.FunctionType) and _OF_DYNAMO not in own:
+        if isinstance(inner, FunctionType) and _OF_DYNAMO not in own:
             break
         is_bound |= _OF_DYNAMO in own or any(type(x) in _LOCKS for x in own.values())
         inner = next((own[name] for name in _INNER if callable(own.get(name))), None)
-    if not is_bound or not isinstance(inner, types.FunctionType):
+    if not is_bound or not isinstance(inner, FunctionType):
         return None
     return inner
 
 
-def reduced_decorated(obj: object, function: types.FunctionType, main: object) -> Any:
+def reduced_decorated(obj: object, function: FunctionType, main: object) -> Any:
     """Return how to pickle an object made of `function`, as `__reduce__` does; `main` stands for
     `__main__`.
 
-    NotImplemented for an object without the function's name, or if its source is unknown.
+    None for an object without the function's name, or if its source is unknown.
     """
     name = function.__qualname__
     if function.__globals__.get(name) is not obj:
-        return NotImplemented
+        return None
     module = sys.modules.get(function.__module__)
     if module is not None and function.__module__ != "__main__":
         return getattr, (module, name)
@@ -264,10 +260,10 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
     try:
         lines, first = inspect.getsourcelines(code)
     except OSError:
-        return NotImplemented
+        return None
     definition = textwrap.dedent("".join(lines))
     if not getattr(ast.parse(definition).body[0], "decorator_list", ()):
-        return NotImplemented  # it was made by a call, which is in no known text
+        return None  # it was made by a call, which is in no known text
     text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)
     used = {}
@@ -280,29 +276,29 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
 
 
 def reduced_instance(obj: Any) -> Any:
-    """Return how to pickle an object of such a class without calling it; NotImplemented for any
-    other object.
+    """Return how to pickle an object of such a class without calling it; None for any other
+    object.
     """
     kind: Any = type(obj)
     base = next(one for one in kind.__mro__ if one in _BASES)
-    makers = [one for one in kind.__mro__ if "__new__" in vars(one)]
-    is_made = makers[0] not in _BASES and "_fields" not in vars(makers[0])
+    maker = next(one for one in kind.__mro__ if "__new__" in vars(one))
+    is_made = maker not in _BASES and "_fields" not in vars(maker)
+    definer = maker if is_made else kind
+    if not (_is_of_user(kind) and _is_of_user(definer)):
+        return None
     # It may keep a single object, or register each.
     is_made = is_made and not (base is object and _takes_nothing(kind))
-    own = getattr(obj, "__dict__", None)
-    is_plain = makers[0] is object
-    is_made |= is_plain and _is_of_user(kind) and _sets_dict(kind)
-    if base is kind or not (base in _CONTAINERS or is_made):
-        return NotImplemented
-    has_foreign_new = makers[0] not in _BASES and not _is_of_user(makers[0])
-    if not _is_of_user(kind) or (is_made and has_foreign_new):
-        return NotImplemented
+    is_made |= maker is object and _sets_dict(kind)
+    if not is_made and base not in _CONTAINERS:
+        return None
     for one in kind.__mro__:
-        is_usual = one in (*_BASES, Counter) or "_fields" in vars(one)
-        if not is_usual and not one.__flags__ & _IN_PYTHON:
-            return NotImplemented
-        if not is_usual and (_OWN_WAY & vars(one).keys() or vars(one).get("__slots__")):
-            return NotImplemented
+        if one in (*_BASES, Counter) or "_fields" in vars(one):
+            continue
+        is_in_python = one.__flags__ & _IN_PYTHON
+        has_own_way = _OWN_WAY & vars(one).keys() or vars(one).get("__slots__")
+        if has_own_way or not is_in_python:
+            return None
+    own = getattr(obj, "__dict__", None)
     value = base.__getnewargs__(obj) if base not in (*_CONTAINERS, object) else ()
     content: tuple[Any, ...] = ()
     if issubclass(base, dict):
@@ -328,7 +324,7 @@ def _sets_dict(kind: Any) -> bool:
     return any(
         "__dict__" in one.__code__.co_names
         for one in methods
-        if isinstance(one, types.FunctionType)
+        if isinstance(one, FunctionType)
     )
 
 
@@ -376,7 +372,7 @@ def _fill_parser(part: Any, state: dict[str, Any]) -> None:
         vars(part)[name] = suppress if is_suppress else value
 
 
-def _kept(module: types.ModuleType, name: str, kind: type) -> object:
+def _kept(module: ModuleType, name: str, kind: type) -> object:
     """Return the object that a package keeps under a name.
 
     Raises AttributeError if it is of another class on this host.

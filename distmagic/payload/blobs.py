@@ -9,7 +9,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from distmagic.errors import PayloadError
 from distmagic.remote.frozen import frozen
@@ -91,28 +91,12 @@ def receive(
             raise OSError("a file arrived damaged")
 
 
-def zipped(files: Mapping[str, bytes], *, compressed: bool = False) -> bytes:
-    """Return a zip of `files`, the same bytes for the same files.
-
-    It has entries for directories: without them zipimport (before Python 3.13) finds no namespace
-    package.
-    """
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip of `files`, the same bytes for the same files."""
     buffer = io.BytesIO()
-    folders = {
-        f"{folder}/"
-        for name in files
-        for folder in PurePosixPath(name).parents
-        if folder.name
-    }
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in sorted({*files, *folders}):
+        for name in sorted(files):
             entry = zipfile.ZipInfo(name)  # dated 1980
-            entry.external_attr = (0o40755 if name in folders else 0o100644) << 16
-            method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-            archive.writestr(
-                entry,
-                files.get(name, b""),
-                method if name in files else zipfile.ZIP_STORED,
-                compresslevel=9,
-            )
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED, compresslevel=9)
     return buffer.getvalue()

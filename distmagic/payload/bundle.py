@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.machinery
 import importlib.util
-import io
 import marshal
 import os
 import sys
 import threading
-import zipfile
-from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType
 
@@ -51,11 +47,7 @@ if __name__ == "__main__":
     importlib.import_module(ROLES[sys.argv[1]]).main(sys.argv[2:])
 '''
 
-# Only needed by a task on a platform without channels: `with_task`.
-_OF_TASKS = ("remote/contact/task.py", "remote/wire/log_lines.py")
-
 BundleFiles = dict[str, Path]  # by their names in the bundle
-CO_HAS_DOCSTRING = 0x4000000  # of Python 3.13; `inspect` has it from there on
 _BUILDING = threading.Lock()
 # Not needed at the start of a process.
 _WITHOUT_BYTE_CODE = (
@@ -63,11 +55,13 @@ _WITHOUT_BYTE_CODE = (
     "distmagic/remote/contact/blob_server.py",
     "distmagic/remote/contact/environment_sync.py",
     "distmagic/remote/contact/mutual_tls.py",
+    "distmagic/remote/contact/task.py",
     "distmagic/remote/engine/preloading.py",
     "distmagic/remote/rank/checkpoint.py",
     "distmagic/remote/rank/show.py",
     "distmagic/remote/records/work_sync.py",
     "distmagic/remote/system/hardware.py",
+    "distmagic/remote/wire/log_lines.py",
 )
 # Bars of tqdm for chats and windows, whose packages a host without tqdm hardly has.
 _NOT_OF_TQDM = ("bells.py", "discord.py", "slack.py", "telegram.py", "tk.py")
@@ -88,18 +82,6 @@ def build() -> blobs.LocalBlob:
     return bundle
 
 
-def with_task() -> bytes:
-    """Return the bundle with the modules for a task on a platform without a channel to the
-    notebook.
-    """
-    here = Path(__file__).parents[1]
-    zipped = io.BytesIO(build().path.read_bytes())
-    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
-        for name in _OF_TASKS:
-            archive.write(here / name, f"distmagic/{name}")
-    return zipped.getvalue()
-
-
 @functools.cache
 def _built() -> blobs.LocalBlob:
     files = _files()
@@ -113,9 +95,7 @@ def _files() -> BundleFiles:
     files = {"distmagic/__init__.py": here / "__init__.py"}
     for file in (here / "remote").rglob("*.py"):
         name = file.relative_to(here).as_posix()
-        # It is sent as text, before the bundle.
-        is_keeper = file.parent.name == "keeper"
-        if name not in _OF_TASKS and not is_keeper:
+        if file.parent.name != "keeper":  # it is sent as text, before the bundle
             files[f"distmagic/{name}"] = file
     cloudpickle = _package("cloudpickle")
     if not cloudpickle:
@@ -162,60 +142,47 @@ def _made(files: BundleFiles, note: Path) -> blobs.LocalBlob:
     data = {"__main__.py": _MAIN}
     for name, path in files.items():
         data[name] = path.read_bytes()
-    for name, path in files.items():
         if name.startswith("distmagic/") and name not in _WITHOUT_BYTE_CODE:
             # A file's byte code in zipimport's format: identified by the file's hash, unchecked.
-            # Its frames have the file name `name`.
-            code = importlib.machinery.SourceFileLoader(name, str(path)).get_code(name)
-            assert code is not None
-            flags = (0b01).to_bytes(4, "little")  # by hash, unchecked: PEP 552
+            # Its frames have the file name `name`. Hosts do not need docstrings.
+            code = compile(data[name], name, "exec", dont_inherit=True, optimize=2)
+            if sys.version_info >= (3, 11):
+                code = _without_columns(code)
+            flags = b"\1\0\0\0"  # by hash, unchecked: PEP 552
             head = (
                 importlib.util.MAGIC_NUMBER
                 + flags
                 + importlib.util.source_hash(data[name])
             )
             # 2: the same bytes, independent of other references to the constants.
-            data[f"{name}c"] = head + marshal.dumps(_shortened(code, name), 2)
-    made = blobs.keep(blobs.zipped(data, compressed=True), note.parent)
+            data[f"{name}c"] = head + marshal.dumps(code, 2)
+    made = blobs.keep(blobs.zipped(data), note.parent)
     with atomic_write(note) as file:
         file.write(made.blob.sha256.encode())
     return made
 
 
-def _shortened(code: CodeType, name: str) -> CodeType:
-    """Return code of the file `name`, without docstrings and column positions.
-
-    Hosts do not need them.
-    """
+def _without_columns(code: CodeType) -> CodeType:
+    """Return code without the column positions of its lines, which hosts do not need."""
     consts = []
     for const in code.co_consts:
-        consts.append(_shortened(const, name) if isinstance(const, CodeType) else const)
-    is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")
-    if sys.version_info >= (3, 13):  # the first constant may be another one
-        is_function = is_function and code.co_flags & CO_HAS_DOCSTRING
-    # Each file starts with a docstring.
-    has_docstring = is_function or code.co_name == "<module>"
-    if has_docstring and isinstance(consts[0], str):
-        consts[0] = None
-    short = code.replace(co_filename=name, co_consts=tuple(consts))
-    if sys.version_info >= (3, 11):
-        # The table of a code's line numbers without columns (CPython's Objects/locations.md).
-        table = bytearray()
-        line = code.co_firstlineno
-        for start, end, number in code.co_lines():
-            for units in range((end - start) // 2, 0, -8):
-                kind = 15 if number is None else 13
-                table.append(0x80 | kind << 3 | min(units, 8) - 1)
-                if number is None:
-                    continue
-                step, line = number - line, number
-                rest = -step << 1 | 1 if step < 0 else step << 1
-                while rest >= 64:
-                    table.append(64 | rest & 63)
-                    rest >>= 6
-                table.append(rest)
-        short = short.replace(co_linetable=bytes(table))
-    return short
+        consts.append(_without_columns(const) if isinstance(const, CodeType) else const)
+    # The table of a code's line numbers without columns (CPython's Objects/locations.md).
+    table = bytearray()
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        for units in range((end - start) // 2, 0, -8):
+            kind = 15 if number is None else 13
+            table.append(0x80 | kind << 3 | min(units, 8) - 1)
+            if number is None:
+                continue
+            step, line = number - line, number
+            rest = -step << 1 | 1 if step < 0 else step << 1
+            while rest >= 64:
+                table.append(64 | rest & 63)
+                rest >>= 6
+            table.append(rest)
+    return code.replace(co_consts=tuple(consts), co_linetable=bytes(table))
 
 
 def _package(name: str) -> BundleFiles:

@@ -55,21 +55,6 @@ class Contents:
     # files that may hold the user's keys or passwords
     private: list[str] = field(default_factory=list)
 
-    def add(self, other: Contents, at: str = "") -> None:
-        """Add the content of another folder at a path below the working directory, replacing
-        existing files.
-        """
-        prefix = f"{at}/" if at else ""
-        self.files |= {prefix + path: file for path, file in other.files.items()}
-        self.links |= {prefix + path: target for path, target in other.links.items()}
-        for ours, theirs in (
-            (self.folders, other.folders),
-            (self.left_out, other.left_out),
-            (self.ignored, other.ignored),
-            (self.private, other.private),
-        ):
-            ours.extend(prefix + path for path in theirs)
-
     @property
     def size_bytes(self) -> int:
         """The total size of all files."""
@@ -77,12 +62,20 @@ class Contents:
 
 
 def contents_of(folder: Path) -> Contents:
-    """Return the files of a folder to send.
+    """Return the files of a folder to send. Raises the errors of `add_folder`."""
+    found = Contents()
+    add_folder(found, folder)
+    return found
+
+
+def add_folder(contents: Contents, folder: Path, at: str = "") -> None:
+    """Add the files of a folder to send at a path below the working directory, replacing existing
+    files.
 
     Raises `PayloadError` if it is unreadable or has too many files.
     """
     try:
-        return _look(Path(os.path.realpath(folder)))
+        _add(contents, Path(os.path.realpath(folder)), f"{at}/" if at else "")
     except OSError as error:
         raise PayloadError(
             f"{error.filename or folder} can't be read: {error.strerror or error}.",
@@ -90,9 +83,9 @@ def contents_of(folder: Path) -> Contents:
         ) from None
 
 
-def _look(root: Path) -> Contents:
-    found = Contents()
+def _add(found: Contents, root: Path, prefix: str) -> None:
     kept_by_us = os.path.realpath(places.home())
+    most = len(found.files) + MAX_FILES
     waiting = [("", rules_above(root))]
     while waiting:
         inner, rules = waiting.pop()
@@ -103,25 +96,24 @@ def _look(root: Path) -> Contents:
         if inner and any(entry.name == "pyvenv.cfg" for entry in there):
             continue  # a virtual environment, whose paths only exist on this machine
         if inner and not there:
-            found.folders.append(inner)
+            found.folders.append(prefix + inner)
         for entry in there:
             path = f"{inner}/{entry.name}" if inner else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             if path in _PRIVATE or f"{root}/{path}" == kept_by_us:
-                found.private.append(path)
+                found.private.append(prefix + path)
             elif by := rules.ignored_by(f"{root}/{path}", is_folder=is_folder):
                 if by.endswith("/.gitignore") and entry.is_file(follow_symlinks=False):
-                    found.ignored.append(path)
+                    found.ignored.append(prefix + path)
             elif is_folder:
                 waiting.append((path, rules))
             else:
-                _add_entry(found, root, path, entry)
-        if len(found.files) > MAX_FILES:
+                _add_entry(found, root, prefix + path, entry)
+        if len(found.files) > most:
             raise PayloadError(
                 f"{root} has more than {MAX_FILES:,} files to send.",
                 "Name another folder with --sync DIR, or list what hosts don't need in a .distmagicignore of that folder.",
             )
-    return found
 
 
 def file_of(path: Path) -> LocalFile:

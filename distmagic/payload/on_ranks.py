@@ -276,7 +276,7 @@ def _only_reads(node: ast.AST) -> bool:
     if isinstance(node, ast.keyword):
         return node.arg is None  # `**os.environ`
     reading = (
-        *(ast.Subscript, ast.Compare, ast.Dict, ast.BinOp, ast.Expr),
-        *(ast.For, ast.comprehension, ast.FormattedValue),
-    )
+        ast.Subscript, ast.Compare, ast.Dict, ast.BinOp, ast.Expr, ast.For, ast.comprehension,
+        ast.FormattedValue,
+    )  # fmt: skip
     return isinstance(node, reading)

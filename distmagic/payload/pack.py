@@ -14,10 +14,9 @@ from __future__ import annotations
 import inspect
 import json
 import linecache
+import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from distmagic.payload.refused import refuse
 from distmagic.payload.sizes import size_text
 from distmagic.payload.tree import Tree
 from distmagic.remote.frozen import frozen
+from distmagic.remote.records.atomic_file import discard
 from distmagic.remote.values import parcel, settings
 from distmagic.remote.values.call import Call, Whole
 from distmagic.remote.values.pickling import going_by_value
@@ -132,12 +132,21 @@ def pack_call(
     source = None
     if other is not None:
         source = SourceForm(other.version, code if is_of_cell else None, title)
-    with _explained(thunk, limit_bytes, labels, other):
+    try:
         call = dumped(Call(thunk), seen, limit_bytes, source, names)
         # Gradients double the size of a model, so they only travel to code that looks at them.
         if seen.has_gradients and any("grad" in one.co_names for one in _codes(seen)):
             seen = Seen(takes_gradients=True)
             call = dumped(Call(thunk), seen, limit_bytes, source, names)
+    except parcel.Unpicklable as error:
+        cause = error.cause
+        if other is not None and isinstance(cause.error, NoSource):
+            raise has_no_source(
+                cause.part, cause.error, other.host, other.version, labels
+            ) from error
+        raise cannot_travel(cause, thunk) from error
+    except parcel.TooLarge as error:
+        raise too_large(thunk, error.size_bytes, limit_bytes) from None
     codes = _codes(seen)
     captured = frozenset(seen.modules)
     modules = captured.union(*map(local_modules.imports_of_code, codes))
@@ -155,12 +164,13 @@ def pack_call(
         code=write_code(found, texts, labels, shown),
         # Equal files only once.
         side_files=tuple(
-            _local(one.sha256, one.size_bytes) for one in dict.fromkeys(seen.side_files)
+            LocalBlob(blob=one, path=blobs.folder() / one.sha256)
+            for one in dict.fromkeys(seen.side_files)
         ),
         modules=found,
         title=title,
         notice=shown.notice,
-        device=_device(names, seen.codes),
+        device=_device(names, codes),
         uses=frozenset(name.partition(".")[0] for name in used),
         settings=settings.read(),
         limit_bytes=limit_bytes,
@@ -182,9 +192,7 @@ def _device(names: Mapping[str, object], codes: Sequence[CodeType]) -> str:
 
     A cell chooses it by `torch.cuda.is_available()` on the notebook machine, which may have no GPU.
     """
-    mentioned = {
-        name for code in codes for one in codes_in(code) for name in one.co_names
-    }
+    mentioned = {name for code in codes for name in code.co_names}
     for name in sorted(mentioned & names.keys()):
         for label, value in _choices(name, names[name]):
             is_text = type(value) is str or type(value).__name__ == "device"
@@ -214,27 +222,6 @@ def _namespace(thunk: Thunk) -> Mapping[str, object]:
     return (
         names if names.get("__name__") == "__main__" else vars(sys.modules["__main__"])
     )
-
-
-@contextmanager
-def _explained(
-    thunk: Thunk,
-    limit_bytes: int,
-    labels: Mapping[str, str],
-    other: OtherPython | None,
-) -> Iterator[None]:
-    """Raise errors of the block, in which a call is packed, as errors that name the variable."""
-    try:
-        yield
-    except parcel.Unpicklable as error:
-        cause = error.cause
-        if other is not None and isinstance(cause.error, NoSource):
-            raise has_no_source(
-                cause.part, cause.error, other.host, other.version, labels
-            ) from error
-        raise cannot_travel(cause, thunk) from error
-    except parcel.TooLarge as error:
-        raise too_large(thunk, error.size_bytes, limit_bytes) from None
 
 
 def pack_whole(
@@ -272,12 +259,12 @@ def dumped(
     Large values get separate files, unless all must be `in_one`.
     """
     folder = blobs.folder()
-    aside = Path(tempfile.mkdtemp(dir=folder, prefix=".payload-"))
+    aside = folder / f".payload-{secrets.token_hex(8)}"
     try:
         with going_by_value(local_modules.loaded_by_path()):
             size = parcel.dump(
                 what,
-                aside / "call",
+                aside,
                 seen=seen,
                 refuse=refuse,
                 limit_bytes=limit_bytes,
@@ -286,22 +273,16 @@ def dumped(
                 source=source,
                 namespace=namespace,
             )
-        call = _local(seen.sha256.hexdigest(), size)
-        (aside / "call").replace(call.path)
+        blob = Blob(sha256=seen.sha256.hexdigest(), size_bytes=size)
+        aside.replace(folder / blob.sha256)
     except OSError as error:
         raise PayloadError(
             f"The payload can't be written to {folder}: {error}.",
             "Make room in that folder.",
         ) from error
     finally:
-        aside.rmdir()
-    return call
-
-
-def _local(sha256: str, size_bytes: int) -> LocalBlob:
-    return LocalBlob(
-        blob=Blob(sha256=sha256, size_bytes=size_bytes), path=blobs.folder() / sha256
-    )
+        discard(aside)
+    return LocalBlob(blob=blob, path=folder / blob.sha256)
 
 
 def write_code(

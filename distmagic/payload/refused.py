@@ -38,8 +38,6 @@ _FRAMEWORKS = {
 class, and a name for such an object in a message.
 """
 
-_NAMES = {name.rpartition(".")[2] for name in _FRAMEWORKS}
-
 
 class MadeAlone(NotToTravel):
     """The object was made in the notebook, and has the notebook's rank and world size."""
@@ -70,7 +68,5 @@ def refuse(value: object) -> None:
     ):
         raise pickle.PicklingError("an open file can't travel")
     for cls in kind.__mro__:
-        if cls.__name__ in _NAMES and (
-            what := _FRAMEWORKS.get(f"{cls.__module__}.{cls.__qualname__}")
-        ):
+        if what := _FRAMEWORKS.get(f"{cls.__module__}.{cls.__qualname__}"):
             raise MadeAlone(value, what)

@@ -7,10 +7,9 @@ that file's path. So one changed file changes one pack, and a new file one or tw
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distmagic.errors import PayloadError
@@ -52,95 +51,80 @@ def packed(
 
     `owned` as in `Manifest`. Raises `PayloadError` for an unreadable file.
     """
-    packing = _Packing(folder)
+    groups = _groups(contents.files)
+    if len(groups) > _MOST_PACKS:
+        raise PayloadError(
+            f"{len(groups):,} large files would be sent to every host; at most {_MOST_PACKS:,} can be.",
+            "List what hosts don't need in .distmagicignore, or put many files into an archive.",
+        )
+    names: list[str] = []
+    packs: dict[str, LocalBlob] = {}  # equal ones only once
+    listed = []
     try:
-        for path in sorted(contents.files):
-            packing.add(path, contents.files[path])
-        packing.end_pack()
+        for paths in groups:
+            files = [contents.files[path] for path in paths]
+            pack, sizes = _pack(files, folder)
+            offset = 0
+            for path, file, size in zip(paths, files, sizes, strict=True):
+                listed.append(
+                    ListedFile(
+                        path=path,
+                        pack=len(names),
+                        offset=offset,
+                        size_bytes=size,
+                        is_executable=file.is_executable,
+                    )
+                )
+                offset += size
+            names.append(pack.blob.sha256)
+            packs.setdefault(pack.blob.sha256, pack)
     except OSError as error:
         raise PayloadError(
             f"{error.filename or folder} can't be read or written: {error.strerror or error}."
         ) from None
-    if len(packing.names) > _MOST_PACKS:
-        raise PayloadError(
-            f"{len(packing.names):,} large files would be sent to every host; at most {_MOST_PACKS:,} can be.",
-            "List what hosts don't need in .distmagicignore, or put many files into an archive.",
-        )
     found = Manifest(
-        packs=tuple(packing.names),
-        files=tuple(packing.files),
+        packs=tuple(names),
+        files=tuple(listed),
         links=tuple(sorted(contents.links.items())),
         folders=tuple(sorted(contents.folders)),
         owned=tuple(owned),
     )
     return Tree(
         listed=blobs.keep(manifest.encode(found), folder),
-        packs=tuple(packing.blobs.values()),
-        files=len(found.files),
+        packs=tuple(packs.values()),
+        files=len(listed),
         size_bytes=contents.size_bytes,
         inside=inside,
     )
 
 
-@dataclass
-class _Packing:
-    """Packs that are being written to `folder`: their SHA-256s in the order of the list, and each
-    blob once.
-    """
-
-    folder: Path
-    names: list[str] = field(default_factory=list)
-    blobs: dict[str, LocalBlob] = field(default_factory=dict)
-    files: list[ListedFile] = field(default_factory=list)
-    _open: list[tuple[str, LocalFile, bytes]] = field(default_factory=list)
-    _open_bytes: int = 0
-
-    def add(self, path: str, file: LocalFile) -> None:
-        if file.size_bytes >= LARGE_BYTES:
-            with file.path.open("rb") as source:
-                size = source.seek(0, os.SEEK_END)
-                sha256 = found_files.digest(source, 0, size)
-            blob = Blob(sha256=sha256, size_bytes=size)
-            whole = LocalBlob(blob=blob, path=file.path, is_users=True)
-            self._list(path, self._number_of(whole), 0, size, file)
-            return
-        data = file.path.read_bytes()
-        self._open.append((path, file, data))
-        self._open_bytes += len(data)
+def _groups(files: Mapping[str, LocalFile]) -> list[list[str]]:
+    """Return the paths of the files of each pack; a large file is a pack of its own."""
+    groups = []
+    waiting: list[str] = []
+    waiting_bytes = 0
+    for path in sorted(files):
+        size = files[path].size_bytes
+        if size >= LARGE_BYTES:
+            groups.append([path])
+            continue
+        waiting.append(path)
+        waiting_bytes += size
         name = path.encode("utf-8", "surrogateescape")
-        ends_here = (
-            int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _ONE_IN == 0
-        )
-        if ends_here or self._open_bytes >= _FULL_BYTES:
-            self.end_pack()
+        if waiting_bytes >= _FULL_BYTES or zlib.crc32(name) % _ONE_IN == 0:
+            groups.append(waiting)
+            waiting, waiting_bytes = [], 0
+    return [*groups, waiting] if waiting else groups
 
-    def end_pack(self) -> None:
-        """Write the open pack, if it has any file."""
-        if not self._open:
-            return
-        data = b"".join(part for _, _, part in self._open)
-        number = self._number_of(blobs.keep(data, self.folder))
-        offset = 0
-        for path, file, part in self._open:
-            self._list(path, number, offset, len(part), file)
-            offset += len(part)
-        self._open, self._open_bytes = [], 0
 
-    def _number_of(self, pack: LocalBlob) -> int:
-        """Record a pack, and return its number."""
-        self.blobs.setdefault(pack.blob.sha256, pack)
-        self.names.append(pack.blob.sha256)
-        return len(self.names) - 1
-
-    def _list(
-        self, path: str, pack: int, offset: int, size: int, file: LocalFile
-    ) -> None:
-        self.files.append(
-            ListedFile(
-                path=path,
-                pack=pack,
-                offset=offset,
-                size_bytes=size,
-                is_executable=file.is_executable,
-            )
-        )
+def _pack(files: Sequence[LocalFile], folder: Path) -> tuple[LocalBlob, list[int]]:
+    """Return a pack of files, written to `folder`, and the size of each. Raises OSError."""
+    path = files[0].path
+    if files[0].size_bytes >= LARGE_BYTES:
+        with path.open("rb") as source:
+            size = source.seek(0, os.SEEK_END)
+            sha256 = found_files.digest(source, 0, size)
+        blob = Blob(sha256=sha256, size_bytes=size)
+        return LocalBlob(blob=blob, path=path, is_users=True), [size]
+    parts = [file.path.read_bytes() for file in files]
+    return blobs.keep(b"".join(parts), folder), [len(part) for part in parts]

@@ -23,7 +23,13 @@ from pathlib import Path
 
 from distmagic.errors import PayloadError, UsageError
 from distmagic.payload import blobs
-from distmagic.payload.folder import Contents, check_size, contents_of, file_of
+from distmagic.payload.folder import (
+    Contents,
+    add_folder,
+    check_size,
+    contents_of,
+    file_of,
+)
 from distmagic.payload.local_modules import LocalModule, python_files
 from distmagic.payload.pack import Payload
 from distmagic.payload.sizes import plural, size_text
@@ -122,9 +128,9 @@ def gather(
         folder, current = folder.resolve(), current.resolve()
         _check_not_home(folder, script)
         at, inside = place_of(folder, current)
-        contents.add(contents_of(folder), at)
+        add_folder(contents, folder, at)
         owned.append(at)
-        _check_script(script, contents, folder)
+        _check_script(script, contents)
     owned += [add_module(contents, module) for module in modules]
     # A package's own rules leave out what the folder, or the import, brings.
     sent = contents.files.keys() | contents.links.keys()
@@ -206,14 +212,9 @@ def _check_not_home(folder: Path, script: Path | None) -> None:
     )
 
 
-def _check_script(script: Path | None, contents: Contents, folder: Path) -> None:
+def _check_script(script: Path | None, contents: Contents) -> None:
     if script is None or any(file.path == script for file in contents.files.values()):
         return
-    if not script.is_relative_to(folder):
-        raise UsageError(
-            f"The script {script} does not lie in {folder}.",
-            "Name a folder that has it: --sync DIR.",
-        )
     raise PayloadError(
         f"The script {script} is not sent to hosts: an ignore file names it, or it is a link that leads out of its folder.",
         f"Write !{script.name} in a .distmagicignore next to it, or run the file that the link leads to.",
@@ -229,7 +230,7 @@ def add_module(contents: Contents, module: LocalModule) -> str:
         return path
     path = _led_to(path, contents)
     for place in module.places:
-        contents.add(contents_of(place), path)
+        add_folder(contents, place, path)
         # Including files that git ignores, such as a generated _version.py.
         for file in python_files(place):
             inner = _led_to(f"{path}/{file.relative_to(place).as_posix()}", contents)

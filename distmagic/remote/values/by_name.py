@@ -16,10 +16,10 @@ import io
 import pickle
 import re
 import sys
-import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType, UnionType
 from typing import Any
 
 from distmagic.remote.values import unpicklable
@@ -71,18 +71,19 @@ def asides(
             call.codes += seen.codes
             call.modules |= seen.modules
             call.annotated |= seen.annotated
-    named = in_strings(call.codes)
-    here = packages(call.modules, call.codes)
+    named = _in_strings(call.codes)
+    here = _tops([*call.modules, *sys.stdlib_module_names, *_EVERYWHERE])
+    for code in call.codes:
+        here |= _tops(code.co_names)
     chosen = {}
-    for name, value in namespace.items():  # `__subclasses__()` keeps their order
-        if name in found:
-            pickled, seen = found[name]
-            is_at_once = (
-                packages(seen.modules) <= here
-                or name in annotated
-                or (name in named and not isinstance(value, types.ModuleType))
-            )
-            chosen[name] = Aside(pickled, is_at_once)
+    for name, (pickled, seen) in found.items():
+        is_module = isinstance(namespace[name], ModuleType)
+        is_at_once = (
+            _tops(seen.modules) <= here
+            or name in annotated
+            or (name in named and not is_module)
+        )
+        chosen[name] = Aside(pickled, is_at_once)
     return chosen
 
 
@@ -112,7 +113,7 @@ def _has_secret(value: object) -> bool:
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, type):
         parts = vars(value).items()
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, FunctionType):
         parts = unpicklable.enclosed(value)
     return any(
         isinstance(part, str | bytes) and not _is_constant(part, name)
@@ -124,7 +125,7 @@ def _has_secret(value: object) -> bool:
 def _is_light(name: str, value: object) -> bool:
     return (
         isinstance(getattr(value, "__name__", None), str)
-        or isinstance(value, types.UnionType)
+        or isinstance(value, UnionType)
         or _is_constant(value, name)
     )
 
@@ -159,7 +160,7 @@ def in_annotations(annotations: Iterable[object]) -> set[str]:
     return set(_WORD.findall(" ".join(texts)))
 
 
-def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
+def _in_strings(codes: Iterable[CodeType]) -> set[str]:
     """Return all words that may be names in strings of code, except in sentences."""
     found = set()
     for code in codes:
@@ -169,18 +170,8 @@ def in_strings(codes: Iterable[types.CodeType]) -> set[str]:
     return found
 
 
-def packages(
-    modules: Iterable[str], codes: Iterable[types.CodeType] | None = None
-) -> set[str]:
-    """Return the top-level packages of these modules.
-
-    With `codes`, which are those of a call, also the names in them, and Python's own modules.
-    """
-    names = set(modules)
-    if codes is not None:
-        names.update(sys.stdlib_module_names, _EVERYWHERE)
-        for code in codes:
-            names.update(code.co_names)
+def _tops(names: Iterable[str]) -> set[str]:
+    """Return the top-level packages of modules."""
     return {name.partition(".")[0] for name in names}
 
 
@@ -194,22 +185,15 @@ class Small(io.BytesIO):
         return super().write(data)
 
 
-def without_objects(reduced: Any) -> Any:
-    """Return how to pickle a function, as `reduced` does, but without the objects among its
-    globals.
+def with_fewer_globals(reduced: Any, only: Container[str] | None) -> Any:
+    """Return how to pickle a function, as `reduced` does, but with `only` these of its globals;
+    None: all but objects.
     """
     state, slots = reduced[2]
     kept = {}
     for name, value in slots["__globals__"].items():
-        if _is_light(name, value):
+        if _is_light(name, value) if only is None else name in only:
             kept[name] = value
-    return (*reduced[:2], (state, slots | {"__globals__": kept}), *reduced[3:])
-
-
-def with_globals(reduced: Any, names: Container[str]) -> Any:
-    """Return how to pickle a function, as `reduced` does, but with these of its globals alone."""
-    state, slots = reduced[2]
-    kept = {name: one for name, one in slots["__globals__"].items() if name in names}
     return (*reduced[:2], (state, slots | {"__globals__": kept}), *reduced[3:])
 
 

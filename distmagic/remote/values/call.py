@@ -135,7 +135,7 @@ def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
     tree = ast.parse(what.source, what.filename)
     # As in a notebook, where an assignment shows nothing.
     if isinstance(what, Whole) or (tree.body and isinstance(tree.body[-1], ast.Expr)):
-        tree = _returning(tree)
+        _keep_result(tree)
     _run(tree, what.filename, main.__dict__)
     return _finished(main.__dict__.pop(_RESULT, None))
 
@@ -151,20 +151,17 @@ def _run(tree: ast.Module, filename: str, namespace: dict[str, Any]) -> None:
     _finished(eval(code, namespace))  # noqa: S307 - the user's cell
 
 
-def _returning(tree: ast.Module) -> ast.Module:
+def _keep_result(tree: ast.Module) -> None:
     """Store the value of the last expression, or of the last assignment to a name, under
     `_RESULT`.
     """
     last = tree.body[-1] if tree.body else None
+    kept = ast.Name(_RESULT, ast.Store())
     if isinstance(last, ast.Expr):
-        value = last.value
-    elif isinstance(last, ast.Assign) and isinstance(last.targets[-1], ast.Name):
-        value = ast.copy_location(ast.Name(last.targets[-1].id, ast.Load()), last)
-    else:
-        return tree
-    keep = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], value), last)
-    body = [*tree.body[:-1], *([] if isinstance(last, ast.Expr) else [last]), keep]
-    return ast.fix_missing_locations(ast.Module(body, tree.type_ignores))
+        tree.body[-1] = ast.copy_location(ast.Assign([kept], last.value), last)
+    if isinstance(last, ast.Assign) and isinstance(last.targets[-1], ast.Name):
+        last.targets.append(kept)
+    ast.fix_missing_locations(tree)
 
 
 def write_main(

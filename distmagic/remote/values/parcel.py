@@ -22,14 +22,13 @@ import functools
 import hashlib
 import io
 import json
-import mmap
 import os
 import pickle
 import secrets
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,6 @@ MAGIC = b"distmagic parcel 1\n".ljust(ALIGN, b"\0")
 # Offset and size of the table, and the end mark.
 _TRAILER = struct.Struct("<QQ16s")
 _END = b"end of parcel 1\n"
-
-# A mapped file, or bytes in memory; both are writable.
-Memory = mmap.mmap | bytearray
 
 
 class ParcelError(Exception):
@@ -151,9 +147,8 @@ def dump_bytes(
     seen = Seen()
     packer = Packer(sink, seen, None, source)
     packer.pickle(value)
-    buffers, windows, _ = packer.plan()
-    stored, _ = joined([*buffers, *windows])
-    sink.check(sink.size + sum(one.nbytes for one in stored))
+    sink.check(_size_bytes(packer, sink))
+    _, windows, _ = packer.plan()
     devices = {one.storage.device for one in windows}
     devices = {one for one in devices if one.type != "cpu"}
     if devices and may_read is not None and not may_read(devices):
@@ -172,6 +167,11 @@ def measure(
     sink = _Sink()
     packer = Packer(sink, Seen(), refuse, source)
     packer.pickle(value)
+    return _size_bytes(packer, sink)
+
+
+def _size_bytes(packer: Packer, sink: _Sink) -> int:
+    """Return the size of a parcel whose pickle the sink has, without its table."""
     buffers, windows, _ = packer.plan()
     stored, _ = joined([*buffers, *windows])
     return sink.size + sum(one.nbytes for one in stored)
@@ -182,43 +182,37 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
     buffers, windows, rows = packer.plan()
     omitted = sink.omitted or []
     sink.omitted = None  # from here on the sink writes everything
-    shared: list[memoryview | Window] = [*buffers, *windows]
-    stored, places = joined(shared)
     values: list[memoryview | Window] = [memoryview(data) for _, data in omitted]
-    values += stored
-    sizes = [value.nbytes for value in values]
+    values += [*buffers, *windows]
+    stored, places = joined(values)
+    sizes = [value.nbytes for value in stored]
     sink.check(sink.size + sum(sizes))
 
-    # A span is the position of a value: [offset, bytes] in the parcel, or [offset, bytes, number of
-    # the side file].
-    spans: list[list[int]] = [[] for _ in values]
+    # Where a value is: [offset], or [offset, number of the side file].
+    starts: list[list[int]] = [[] for _ in stored]
     if beside is not None:
         for group in side_files.grouped(sizes):
-            side_file, offsets = _write_side_file(
-                [values[n] for n in group], beside, sink
-            )
+            side_file, offsets = _write_side_file([stored[n] for n in group], beside)
             for n, offset in zip(group, offsets, strict=True):
-                spans[n] = [offset, sizes[n], len(seen.side_files)]
+                starts[n] = [offset, len(seen.side_files)]
             seen.side_files.append(side_file)
-    for n, value in enumerate(values):
-        if not spans[n]:
-            spans[n] = [sink.write_value(value), sizes[n]]
+    for n, value in enumerate(stored):
+        if not starts[n]:
+            starts[n] = [sink.write_value(value)]
 
-    within = []
-    for value, (n, at) in zip(shared, places, strict=True):
-        start, _, *where = spans[len(omitted) + n]
-        within.append([start + at, value.nbytes, *where])
+    # [offset, bytes] in the parcel, or [offset, bytes, number of the side file].
+    spans = []
+    for value, (n, at) in zip(values, places, strict=True):
+        start, *where = starts[n]
+        spans.append([start + at, value.nbytes, *where])
+    of_tensors = len(values) - len(windows)
     table: dict[str, list[Any]] = {
-        "buffers": within[: len(buffers)],
-        "windows": within[len(buffers) :],
+        "buffers": spans[len(omitted) : of_tensors],
+        "windows": spans[of_tensors:],
         "rows": rows,
+        "side_files": [[one.sha256, one.size_bytes] for one in seen.side_files],
+        "omitted": [[at, spans[n]] for n, (at, _) in enumerate(omitted)],
     }
-    if seen.side_files:
-        table["side_files"] = [
-            [side_file.sha256, side_file.size_bytes] for side_file in seen.side_files
-        ]
-    if omitted:
-        table["omitted"] = [[at, spans[n]] for n, (at, _) in enumerate(omitted)]
     sink.align()
     offset = sink.size
     length = sink.write(json.dumps(table, separators=(",", ":")).encode())
@@ -226,7 +220,7 @@ def _write_values(packer: Packer, sink: _Sink, beside: Path | None, seen: Seen) 
 
 
 def _write_side_file(
-    values: Sequence[memoryview | Window], folder: Path, main: _Sink
+    values: Sequence[memoryview | Window], folder: Path
 ) -> tuple[Blob, list[int]]:
     """Write a file with these values; return it, and the position of each in it.
 
@@ -239,10 +233,7 @@ def _write_side_file(
         # A file server may report errors only when the file is closed.
         with open(descriptor, "wb") as file:
             sink = _Sink(file=file, sha256=hashlib.sha256())
-            try:
-                offsets = [sink.write_value(value) for value in values]
-            finally:
-                main.error = main.error or sink.error
+            offsets = [sink.write_value(value) for value in values]
         blob = Blob(sha256=sink.sha256.hexdigest(), size_bytes=sink.size)
         aside.replace(folder / blob.sha256)
     finally:
@@ -322,11 +313,7 @@ def load(path: str | os.PathLike[str], namespace: dict[str, Any] | None = None) 
     `__main__` for functions and classes. Raises `ParcelError` for an incomplete or invalid parcel,
     and for a value that can't be rebuilt in this process.
     """
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size:
-            memory: Memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        else:
-            memory = bytearray()  # an empty file can't be mapped
+    memory = side_files.mapped(path)
     return _load(memory, str(path), Path(path).parent, namespace)
 
 
@@ -335,20 +322,19 @@ def load_bytes(data: bytes, name: str) -> Any:
 
     `name` is its name in errors. Raises `ParcelError` as `load`.
     """
-    copy = bytearray(data)  # the value is writable
-    return _load(copy, name, Path(), None)
+    memory = memoryview(bytearray(data))  # the value is writable
+    return _load(memory, name, Path(), None)
 
 
 def _load(
-    memory: Memory, name: str, folder: Path, namespace: dict[str, Any] | None
+    memory: memoryview, name: str, folder: Path, namespace: dict[str, Any] | None
 ) -> Any:
-    table_bytes = _table_bytes(memory, name)
     try:
-        table: dict[str, Any] = json.loads(table_bytes)
-        memories = _Memories(memory, table.get("side_files", ()), folder)
-        pickled = memories.pickled(table.get("omitted", ()))
+        table: dict[str, Any] = json.loads(_table_bytes(memory, name))
+        memories = _Memories(memory, table["side_files"], folder)
+        pickled = memories.pickled(table["omitted"])
         buffers = iter([memories.view(span) for span in table["buffers"]])
-        windows = [memories.find(span) for span in table["windows"]]
+        windows = [memories.view(span) for span in table["windows"]]
         tensors = TensorLoader(windows, table["rows"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ParcelError(f"{name} is damaged: {error}.") from error
@@ -380,7 +366,7 @@ def _load(
     return value
 
 
-def _table_bytes(memory: Memory, name: str) -> bytes:
+def _table_bytes(memory: memoryview, name: str) -> bytes:
     """Return the table of a parcel, with the positions of its values.
 
     Raises `ParcelError` for an incomplete parcel.
@@ -404,22 +390,22 @@ class _Memories:
     """
 
     def __init__(
-        self, memory: Memory, found: Sequence[tuple[str, int]], folder: Path
+        self, memory: memoryview, found: Sequence[tuple[str, int]], folder: Path
     ) -> None:
         self._memories = [memory]
         for name, size in found:
-            try:
-                self._memories.append(
-                    side_files.mapped(folder / os.path.basename(name), size)
-                )
-            except (OSError, ValueError):
+            part = memoryview(b"")
+            with suppress(OSError):
+                part = side_files.mapped(folder / os.path.basename(name))
+            if len(part) != size:
                 raise ParcelError(
                     f"A file of the stored value is missing, incomplete or unreadable: {name}.",
                     "Run the cell again.",
-                ) from None
+                )
+            self._memories.append(part)
 
-    def find(self, span: Sequence[int]) -> tuple[Memory, int, int]:
-        """Return (memory, offset, bytes) of a span.
+    def view(self, span: Sequence[int]) -> memoryview:
+        """Return the bytes of a span; they are writable.
 
         Raises ValueError for one outside of the parcel.
         """
@@ -428,19 +414,14 @@ class _Memories:
         if number in range(len(self._memories)):
             memory = self._memories[number]
             if 0 <= offset <= offset + size <= len(memory):
-                return memory, offset, size
+                return memory[offset : offset + size]
         raise ValueError("its table points outside of it")
-
-    def view(self, span: Sequence[int]) -> memoryview:
-        """Return the bytes of a span; they are writable."""
-        memory, offset, size = self.find(span)
-        return memoryview(memory)[offset : offset + size]
 
     def pickled(
         self, omitted: Sequence[tuple[int, Sequence[int]]]
     ) -> io.BufferedReader:
         """Return the original pickle, with the omitted data inserted again."""
-        main = memoryview(self._memories[0])
+        main = self._memories[0]
         pieces = []
         at = len(MAGIC)
         for offset, span in omitted:

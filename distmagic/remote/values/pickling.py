@@ -22,10 +22,9 @@ import copyreg
 import functools
 import importlib
 import inspect
-import pickle
 import sys
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from distmagic.remote.values import by_name
@@ -47,8 +46,8 @@ Refuse = Callable[[object], None]
 class Packer:
     """Pickles one value for a parcel, and holds its buffers until they are written.
 
-    With `source`, code is pickled as source. `is_aside`: the value is only included for lookups by
-    name, so objects that only a function's globals refer to are left out.
+    With `source`, code is pickled as source. `aside_of`: the value is only included for lookups by
+    name in these globals, so objects that only a function's globals refer to are left out.
     """
 
     def __init__(
@@ -57,21 +56,24 @@ class Packer:
         seen: Seen,
         refuse: Refuse | None,
         source: SourceForm | None = None,
-        *,
-        is_aside: bool = False,
+        aside_of: Mapping[str, object] | None = None,
     ) -> None:
         self._storages = Storages()
         self._buffers: list[memoryview] = []
         self._seen = seen
         self._refuse = refuse
-        self.source = source
-        self.is_aside = is_aside
+        self._source = source
+        self._is_aside = aside_of is not None
         # The globals that become those of `__main__`; None: of all functions of `__main__`.
-        self.main: Mapping[str, object] | None = None
+        self._main = aside_of
         self._definitions: dict[str, object] = {}
+        # {id of a function's cell: the cell, and the empty one from which it is made when it is
+        # loaded}
+        self._cells: dict[int, tuple[CellType, CellType]] = {}
         self._pickler = _pickler_class()(
-            sink, self, lambda buffer: self._buffers.append(buffer.raw())
+            sink, 5, lambda buffer: self._buffers.append(buffer.raw())
         )
+        self._pickler.packer = self
 
     def pickle(
         self, value: object, namespace: Mapping[str, object] | None = None
@@ -81,7 +83,7 @@ class Packer:
         Call only once. With the notebook's `namespace`, also the values that a rank may look up by
         name.
         """
-        self.main = self.main or namespace
+        self._main = self._main or namespace
         try:
             self._pickler.dump(value)
             asides: dict[str, object] = {}
@@ -107,13 +109,13 @@ class Packer:
                 if name in self._definitions or not by_name.is_offered(name, value):
                     continue
                 sink, seen = by_name.Small(), Seen()
-                packer = Packer(sink, seen, self._refuse, self.source, is_aside=True)
-                packer.main = namespace
+                packer = Packer(sink, seen, self._refuse, self._source, namespace)
                 packer.pickle(value)
                 room -= sink.tell()
                 if room >= 0 and not any(packer.plan()):
                     found[name] = sink.getvalue(), seen
-        return found
+        # Oldest first: `__subclasses__()` has this order.
+        return dict(reversed(found.items()))
 
     def plan(self) -> tuple[list[memoryview], list[Window], list[TensorRow]]:
         """Return the data stored after the pickle: buffers in order, the windows of storages, and
@@ -122,58 +124,52 @@ class Packer:
         return self._buffers, *self._storages.plan()
 
     def reduce(self, obj: Any) -> Any:
-        """Return how to pickle `obj`, as `__reduce__` does; NotImplemented leaves it to
-        cloudpickle.
+        """Return how to pickle `obj`, as `__reduce__` does; None leaves it to cloudpickle.
 
         Also records notes.
         """
         if type(obj) in python_objects.WEAK:
             return python_objects.reduced_weak(obj)
         of_a_cell = cell_objects.reduced(obj)
-        if of_a_cell is not NotImplemented:
+        if of_a_cell:
             self._note_global(obj)
             return of_a_cell
         if self._refuse is not None:
             self._refuse(obj)
-        if isinstance(obj, types.CodeType):
+        if isinstance(obj, CodeType):
             return self._reduce_code(obj)
-        if isinstance(obj, types.ModuleType):
+        if isinstance(obj, ModuleType):
             return self._reduce_module(obj)
         function = cell_objects.function_in(obj)
         if function is not None:
             self._seen.codes.append(function.__code__)
             self._note_global(function)
             made = cell_objects.reduced_decorated(obj, function, placeholders.MAIN)
-            if made is not NotImplemented:
+            if made:
                 return made
-        if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
+        if isinstance(obj, (type, FunctionType, BuiltinFunctionType)):
             self._note_global(obj)
         elif obj is placeholders.MAIN:
             return placeholders.main, ()
         else:
             return self._reduce_object(obj)
-        return NotImplemented
+        return None
 
     def _reduce_object(self, obj: Any) -> Any:
-        reduced = NotImplemented
+        reduced = None
         if "torch" in sys.modules:
             stored = self._storages.reduced(obj)
             of_call = self._seen if self._refuse is not None else None
             reduced = torch_objects.reduced(obj, stored, of_call)
-        if reduced is NotImplemented:
-            reduced = reduced_array(obj)
-        if reduced is NotImplemented:
-            reduced = cell_objects.reduced_kept(obj)
-        if reduced is not NotImplemented or type(obj) in copyreg.dispatch_table:
+        reduced = reduced or reduced_array(obj) or cell_objects.reduced_kept(obj)
+        if reduced or type(obj) in copyreg.dispatch_table:
             return reduced
         if isinstance(obj, Exception):
             return python_objects.reduced_exception(obj)
         reduced = cell_objects.reduced_instance(obj)
-        if reduced is not NotImplemented:
-            return reduced
-        return python_objects.reduced_with_getattr(obj)
+        return reduced or python_objects.reduced_with_getattr(obj)
 
-    def _reduce_module(self, module: types.ModuleType) -> Any:
+    def _reduce_module(self, module: ModuleType) -> Any:
         """Pickle a module by its import name, even one of a special class (`torch.backends`)."""
         name = module.__name__
         if sys.modules.get(name) is not module:
@@ -198,24 +194,44 @@ class Packer:
             module, f"{name}:{module.__name__[len(name) + 1 :]}"
         )
 
-    def _reduce_code(self, code: types.CodeType) -> Any:
+    def _reduce_code(self, code: CodeType) -> Any:
         """Pickle code with its file name. cloudpickle 3.1.3 gives all code the same name."""
         if code.co_filename == _NAMELESS:
-            return NotImplemented
+            return None
         self._seen.codes.append(code)
-        if self.source is not None:
-            return NotImplemented
+        if self._source is not None:
+            return None
         return _code_of_file, (code.replace(co_filename=_NAMELESS), code.co_filename)
 
-    def reduced_function(self, function: types.FunctionType, plain: Any) -> Any:
-        """Return how to pickle a function, with more submodules and perhaps fewer globals than
-        cloudpickle does.
+    def adapted(self, obj: Any, plain: Any) -> Any:
+        """Return how to pickle `obj` instead of cloudpickle's way, which is `plain`."""
+        is_by_value = plain is not NotImplemented
+        if type(obj) is FunctionType and is_by_value:
+            plain = self._adapted_function(obj, plain)
+        is_class = isinstance(obj, type) and is_by_value
+        if is_class:
+            classes.add_left_out(obj, plain)
+        if self._source is not None:
+            plain = self._source.reduced(obj, plain)
+        return classes.whole(obj, plain) if is_class else plain
+
+    def _adapted_function(self, function: FunctionType, plain: Any) -> Any:
+        """Add submodules, leave out some globals, and make functions that share a variable share it
+        again: cloudpickle gives each function cells of its own.
         """
-        _add_submodules(function.__code__, plain[2][1])
+        make, (*args, closure), state, *rest = plain
+        if closure is not None:
+            closure = tuple(
+                self._cells.setdefault(id(cell), (cell, CellType()))[1]
+                for cell in function.__closure__ or ()
+            )
+        plain = make, (*args, closure), state, *rest
+        _add_submodules(function.__code__, state[1])
         is_of_main = function.__globals__.get("__name__") == "__main__"
-        if self._seen.only is not None and is_of_main:
-            return by_name.with_globals(plain, self._seen.only)
-        return by_name.without_objects(plain) if self.is_aside else plain
+        only = self._seen.only if is_of_main else None
+        if only is None and not self._is_aside:
+            return plain
+        return by_name.with_fewer_globals(plain, only)
 
     def _note_global(self, obj: Any) -> None:
         module, name = (
@@ -232,10 +248,10 @@ class Packer:
             if name not in self._definitions or current is obj:
                 self._definitions[name] = obj
         if (
-            isinstance(obj, types.FunctionType)
+            isinstance(obj, FunctionType)
             and obj.__globals__.get("__name__") == "__main__"
             # A program that `%run` has executed has globals of its own.
-            and (self.main is None or obj.__globals__ is self.main)
+            and (self._main is None or obj.__globals__ is self._main)
         ):
             self._pickler.globals_ref.setdefault(id(obj.__globals__), placeholders.MAIN)
 
@@ -277,55 +293,25 @@ def _pickler_class() -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """cloudpickle's pickler, which first asks a `Packer` how to pickle an object."""
 
-        def __init__(
-            self, sink: Any, packer: Packer, keep: Callable[[pickle.PickleBuffer], None]
-        ) -> None:
-            super().__init__(sink, protocol=5, buffer_callback=keep)
-            self._packer = packer
-            # {id of a function's cell: the cell, and the empty one from which it is made when it is
-            # loaded}
-            self._cells: dict[int, tuple[types.CellType, types.CellType]] = {}
+        packer: Packer
 
         def reducer_override(self, obj: Any) -> Any:
-            reduced = self._packer.reduce(obj)
-            if reduced is not NotImplemented:
+            reduced = self.packer.reduce(obj)
+            if reduced:
                 return reduced
-            plain = super().reducer_override(obj)
-            if type(obj) is types.FunctionType and plain is not NotImplemented:
-                plain = self._with_shared_cells(obj, plain)
-                plain = self._packer.reduced_function(obj, plain)
-            is_by_value = isinstance(obj, type) and plain is not NotImplemented
-            if is_by_value:
-                classes.add_left_out(obj, plain)
-            source = self._packer.source
-            if source is not None:
-                plain = source.reduced(obj, plain)
-            return classes.whole(obj, plain) if is_by_value else plain
-
-        def _with_shared_cells(self, function: types.FunctionType, plain: Any) -> Any:
-            """Make functions that share a variable share it again. cloudpickle gives each function
-            cells of its own.
-            """
-            make, (*args, closure), *rest = plain
-            if closure is None:
-                return plain
-            closure = tuple(
-                self._cells.setdefault(id(cell), (cell, types.CellType()))[1]
-                for cell in function.__closure__ or ()
-            )
-            return make, (*args, closure), *rest
+            return self.packer.adapted(obj, super().reducer_override(obj))
 
     return Pickler
 
 
-def _add_submodules(code: types.CodeType, slots: dict[str, Any]) -> None:
+def _add_submodules(code: CodeType, slots: dict[str, Any]) -> None:
     """Add the submodules that functions, lambdas and comprehensions in a function name
     (`xml.dom.minidom`).
     """
     import cloudpickle.cloudpickle as ways
 
     for one in code.co_consts:
-        if isinstance(one, types.CodeType):
+        if isinstance(one, CodeType):
             known = slots["__globals__"].values()
             found = ways._find_imported_submodules(one, known)  # noqa: SLF001
             slots["_cloudpickle_submodules"] += found
@@ -337,9 +323,9 @@ def _add_submodules(code: types.CodeType, slots: dict[str, Any]) -> None:
 _NAMELESS = "<the name of its file follows>"
 
 
-def _code_of_file(code: types.CodeType, filename: str) -> types.CodeType:
+def _code_of_file(code: CodeType, filename: str) -> CodeType:
     return code.replace(co_filename=filename)
 
 
-def _module_by_value(name: str) -> types.ModuleType:
-    return sys.modules.setdefault(name, types.ModuleType(name))
+def _module_by_value(name: str) -> ModuleType:
+    return sys.modules.setdefault(name, ModuleType(name))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import types
 from collections.abc import Container
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from distmagic.remote.wire.parts import Blob
@@ -21,7 +21,7 @@ class Seen:
     their gradients.
     """
 
-    codes: list[types.CodeType] = field(default_factory=list)
+    codes: list[CodeType] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
     annotated: set[str] = field(default_factory=set)
     sha256: Any = field(default_factory=hashlib.sha256)

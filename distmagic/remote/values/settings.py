@@ -73,40 +73,38 @@ def read() -> tuple[str, str]:
     if limit not in _USUAL_LIMITS:
         found["recursion limit"] = limit
         words.append(f"recursion limit {limit:,}")
-    if loggers := _loggers():
+    loggers, levels = _loggers()
+    if loggers:
         found["logging"] = loggers
-        levels = []
-        for name, one in loggers.items():
-            text = (
-                f"{name or 'the root logger'} at {logging.getLevelName(one['level'])}"
-            )
-            for left in one.pop("left"):
-                text += f", without its {left}"
-            levels.append(text)
         words.append(f"logging ({', '.join(levels)})")
     return (json.dumps(found) if found else ""), "; ".join(words)
 
 
-def _loggers() -> dict[str, dict[str, Any]]:
-    """Return level and handlers by name, for the root logger ("") and loggers in `__main__`; only
-    set values.
+def _loggers() -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return level and handlers by name, for the root logger ("") and loggers in `__main__`, and
+    the same in words; only set values.
     """
     values = list(vars(sys.modules["__main__"]).values())
     loggers = {one.name: one for one in values if isinstance(one, logging.Logger)}
-    found = {}
+    loggers.pop("root", None)
+    found, words = {}, []
     for name, logger in {**loggers, "": logging.root}.items():
-        rows = {one: _handler(one) for one in logger.handlers}
-        handlers = [row for row in rows.values() if row]
+        handlers = []
+        text = f"{name or 'the root logger'} at {logging.getLevelName(logger.level)}"
+        for handler in logger.handlers:
+            if row := _handler(handler):
+                handlers.append(row)
+            else:
+                text += f", without its {type(handler).__name__}"
         usual = logging.NOTSET if name else logging.WARNING
         if handlers or logger.level != usual or not logger.propagate:
+            words.append(text)
             found[name] = {
                 "level": logger.level,
                 "handlers": handlers,
-                "left": [type(one).__name__ for one, row in rows.items() if not row],
                 "propagate": logger.propagate,
             }
-    found.pop("root", None)
-    return found
+    return found, words
 
 
 def _handler(handler: logging.Handler) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import io
 import mmap
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 LARGE_BYTES = 1 << 20
@@ -43,15 +42,12 @@ def grouped(sizes: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def mapped(path: Path, size_bytes: int) -> mmap.mmap:
-    """Memory-map a side file; changes stay private.
-
-    Raises OSError, and ValueError for an incomplete file.
-    """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != size_bytes:
-            raise ValueError(f"{path} is incomplete")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def mapped(path: str | os.PathLike[str]) -> memoryview:
+    """Return the bytes of a file, memory-mapped; changes stay private. Raises OSError."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")  # an empty file can't be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 class JoinedPieces(io.RawIOBase):

@@ -5,7 +5,6 @@ decides what is stored:
 
 - the stretches of a storage that some tensor uses, merged if they touch or overlap, so that tensors
   which share memory share it again and a small view of a large storage stays small;
-- once such stretches make at least half of the storage, one stretch from the first to the last;
 - a stretch that only one tensor uses, and less than half of whose bytes are its elements (one
   column of a matrix), is stored as a contiguous copy.
 
@@ -19,8 +18,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distmagic.remote.frozen import frozen
@@ -36,25 +35,28 @@ TensorRow = list[Any]
 
 
 @dataclass(kw_only=True)
-class _View:
-    """A tensor, or (without `tensor`) a whole storage, and the bytes from `start` to `stop` that it
-    uses.
-    """
-
-    storage: Any
-    start: int
-    stop: int
-    tensor: Any = None
-    requires_grad: bool = False
-
-
-@dataclass(kw_only=True)
 class _Stretch:
-    """Bytes of one storage that some tensors use; `views` are the numbers of these."""
+    """Bytes that some values use; `users` are the numbers of these."""
 
     start: int
     stop: int
-    views: list[int]
+    users: list[int]
+
+
+def _merged(spans: Mapping[int, tuple[int, int]], gap: int) -> list[_Stretch]:
+    """Return the stretches that values use, in order: spans less than `gap` bytes apart are one.
+
+    `spans` has start and stop of each value, by the value's number.
+    """
+    found: list[_Stretch] = []
+    for number in sorted(spans, key=lambda n: spans[n][0]):
+        start, stop = spans[number]
+        if found and start < found[-1].stop + gap:
+            found[-1].stop = max(found[-1].stop, stop)
+            found[-1].users.append(number)
+        else:
+            found.append(_Stretch(start=start, stop=stop, users=[number]))
+    return found
 
 
 @frozen
@@ -67,12 +69,6 @@ class Window:
     start: int
     nbytes: int
     packed: Any = field(default=None, repr=False)
-
-    @property
-    def address(self) -> int:
-        """Where its bytes are in this process's memory; 0 for those that `chunks` copies."""
-        is_copied = self.packed is not None or self.storage.device.type != "cpu"
-        return 0 if is_copied else int(self.storage.data_ptr() + self.start)
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order; CPU memory at once and without a copy."""
@@ -96,11 +92,16 @@ class Window:
 
 def _over_the_cpu(storage: Any, start: int, stop: int) -> Iterator[memoryview]:
     """Yield the bytes of a storage on another device, at most `CHUNK_BYTES` at a time."""
-    torch = sys.modules["torch"]
-    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    flat = _flat(storage)
     for at in range(start, stop, CHUNK_BYTES):
         part = flat[at : min(stop, at + CHUNK_BYTES)].cpu()
         yield _memory(part.data_ptr(), part.numel())
+
+
+def _flat(storage: Any) -> Any:
+    """Return the bytes of a storage as a tensor."""
+    torch = sys.modules["torch"]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _memory(address: int, size_bytes: int) -> memoryview:
@@ -117,33 +118,30 @@ def joined(
     A place is (the number of what is stored, the offset in it). The values must be kept alive until
     it is stored.
     """
+    spans = {}
+    for number, value in enumerate(values):
+        start = _address(value)
+        # One at an unknown address overlaps nothing.
+        spans[number] = start, (start + value.nbytes if start else 0)
     stored: list[memoryview | Window] = []
     places = [(0, 0)] * len(values)
-    stretches: list[_Stretch] = []
-    addresses = [_address(value) for value in values]
-    for number in sorted(range(len(values)), key=addresses.__getitem__):
-        start = addresses[number]
-        # One at an unknown address overlaps nothing.
-        stop = start + values[number].nbytes if start else 0
-        if stretches and start < stretches[-1].stop:
-            stretches[-1].stop = max(stretches[-1].stop, stop)
-            stretches[-1].views.append(number)
-        else:
-            stretches.append(_Stretch(start=start, stop=stop, views=[number]))
-    for stretch in sorted(stretches, key=lambda one: min(one.views)):
-        for number in stretch.views:
-            places[number] = len(stored), addresses[number] - stretch.start
-        if len(stretch.views) == 1:
-            stored.append(values[stretch.views[0]])
+    for stretch in sorted(_merged(spans, gap=0), key=lambda one: min(one.users)):
+        for number in stretch.users:
+            places[number] = len(stored), spans[number][0] - stretch.start
+        if len(stretch.users) == 1:
+            stored.append(values[stretch.users[0]])
         else:
             stored.append(_memory(stretch.start, stretch.stop - stretch.start))
     return stored, places
 
 
 def _address(value: memoryview | Window) -> int:
-    """Return where a value is in memory; 0 if that is unknown, or without bytes."""
+    """Return where a value is in this process's memory; 0 for one without bytes, and for one that
+    `chunks` copies.
+    """
     if isinstance(value, Window):
-        return value.address
+        is_copied = value.packed is not None or value.storage.device.type != "cpu"
+        return 0 if is_copied else int(value.storage.data_ptr() + value.start)
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not value.nbytes:
         return 0
@@ -154,23 +152,22 @@ def reduced_array(array: Any) -> Any:
     """Return how to pickle a numpy array with gaps, as `__reduce__` does, so that it shares memory
     with others again.
 
-    NotImplemented for other objects. numpy copies such an array; so does this if the gaps are
-    large.
+    None for other objects. numpy copies such an array; so does this if the gaps are large.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or type(array) is not numpy.ndarray or not array.nbytes:
-        return NotImplemented
+        return None
     owner = array
     while type(owner.base) is numpy.ndarray:
         owner = owner.base
     is_whole = array.flags.forc or not owner.flags.forc
     if is_whole or array.dtype.hasobject or owner.dtype.hasobject:
-        return NotImplemented
+        return None
     # The public flag of a broadcast array warns.
     address, is_read_only = array.__array_interface__["data"]
     owners, is_read_only_there = owner.__array_interface__["data"]
     if is_read_only_there and not is_read_only:
-        return NotImplemented  # numpy could not make the copy's memory writable
+        return None  # numpy could not make the copy's memory writable
     steps = [
         (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
     ]
@@ -179,7 +176,7 @@ def reduced_array(array: Any) -> Any:
     start = address - before - owners
     is_inside = 0 <= start <= start + span <= owner.nbytes
     if not is_inside or (span > _SMALL_BYTES and 2 * array.nbytes < span):
-        return NotImplemented
+        return None
     used = owner.ravel(order="K").view("u1")[start : start + span]
     if is_read_only:
         used.flags.writeable = False
@@ -193,158 +190,76 @@ class Storages:
     """
 
     def __init__(self) -> None:
-        self._views: list[_View] = []
+        self._tensors: list[Any] = []
+        # {storage: {number of a tensor with elements: start and stop in the storage}}
+        self._spans: dict[int, dict[int, tuple[int, int]]] = {}
 
     def reduced(self, obj: Any) -> Any:
         """Return how to pickle a tensor or a storage: as a number, under which it is recorded.
 
-        NotImplemented for a kind that torch's own reduction must take apart, and for any other
-        object.
+        None for a kind that torch's own reduction must take apart, and for any other object.
         """
         torch = sys.modules["torch"]
-        if isinstance(obj, torch.Tensor):
-            number = self.add_tensor(obj)
-            return (
-                NotImplemented if number is None else (placeholders.tensor, (number,))
-            )
-        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
-            return placeholders.storage, (self.add_storage(obj),)
         if isinstance(obj, torch.storage.TypedStorage):
             storage = obj._untyped_storage  # noqa: SLF001 - the public way warns
-            if storage.device.type != "meta":
-                dtype_name = str(obj.dtype).removeprefix("torch.")
-                number = self.add_storage(storage)
-                return placeholders.typed_storage, (number, dtype_name)
-        return NotImplemented
-
-    def add_tensor(self, tensor: Any) -> int | None:
-        """Record a tensor and return its number; None for a kind that torch's own reduction must
-        take apart.
-        """
-        torch = sys.modules["torch"]
-        if (
-            type(tensor) is not torch.Tensor
-            or tensor.layout is not torch.strided
-            or tensor.__dict__
-        ):
+            is_meta = storage.device.type == "meta"
+            return None if is_meta else (_typed, (storage, obj.dtype))
+        make, tensor = placeholders.tensor, obj
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
+            make, tensor = placeholders.storage, _flat(obj)
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             return None
-        if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
+        is_special = tensor.is_quantized or tensor.is_nested or tensor.__dict__
+        if is_special or tensor.device.type == "meta":
             return None
-        requires_grad = tensor.requires_grad
-        tensor = tensor.detach()
         if not torch._C._has_storage(tensor):  # noqa: SLF001
             tensor = tensor.cpu()  # XLA and similar devices do not expose their memory
         start, stop = _span(tensor)
         storage = tensor.untyped_storage()
         if stop > storage.nbytes():
             return None
-        view = _View(
-            storage=storage,
-            start=start,
-            stop=stop,
-            tensor=tensor,
-            requires_grad=requires_grad,
-        )
-        self._views.append(view)
-        return len(self._views) - 1
-
-    def add_storage(self, storage: Any) -> int:
-        """Record a bare storage, which is always stored whole, and return its number."""
-        self._views.append(_View(storage=storage, start=0, stop=storage.nbytes()))
-        return len(self._views) - 1
+        number = len(self._tensors)
+        self._tensors.append(tensor)
+        if stop:
+            spans = self._spans.setdefault(storage._cdata, {})  # noqa: SLF001
+            # Every element stays aligned.
+            spans[number] = start // ALIGN * ALIGN, stop
+        return make, (number,)
 
     def plan(self) -> tuple[list[Window], list[TensorRow]]:
         """Return the windows to write, and for each number a row that describes how to build it
         from them.
         """
         windows: list[Window] = []
-        rows = [_row(view, -1, 0) for view in self._views]
-        # The numbers of the non-empty views.
-        by_storage: dict[int, list[int]] = {}
-        for number, view in enumerate(self._views):
-            if view.tensor is None or view.tensor.numel():
-                by_storage.setdefault(view.storage._cdata, []).append(number)  # noqa: SLF001
-        stretches = []
-        for numbers in by_storage.values():
-            stretches += self._stretches(numbers)
-        for stretch in stretches:
-            first = self._views[stretch.views[0]]
-            if self._is_packed(stretch):
-                # Like the strides of a contiguous tensor: the last dimension has step 1.
-                sizes = first.tensor.size()
-                strides = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
-                rows[stretch.views[0]] = _as_row(first, len(windows), 0, strides)
+        rows = [_row(tensor) for tensor in self._tensors]
+        for spans in self._spans.values():
+            for stretch in _merged(spans, gap=ALIGN):
+                for number in stretch.users:
+                    tensor, row = self._tensors[number], rows[number]
+                    first = stretch.start // tensor.element_size()
+                    row[0], row[2] = len(windows), tensor.storage_offset() - first
                 window = Window(
-                    storage=first.storage,
-                    start=0,
-                    nbytes=first.tensor.nbytes,
-                    packed=first.tensor,
-                )
-            else:
-                for number in stretch.views:
-                    rows[number] = _row(
-                        self._views[number], len(windows), stretch.start
-                    )
-                window = Window(
-                    storage=first.storage,
+                    storage=tensor.untyped_storage(),  # all users have the same
                     start=stretch.start,
                     nbytes=stretch.stop - stretch.start,
                 )
-            windows.append(window)
+                start, stop = _span(tensor)
+                if len(stretch.users) == 1 and 2 * tensor.nbytes < stop - start:
+                    # Like the strides of a contiguous tensor: the last dimension has step 1.
+                    sizes = row[3]
+                    row[4] = [math.prod(sizes[n:]) for n in range(1, len(sizes) + 1)]
+                    row[2] = 0
+                    nbytes = tensor.nbytes
+                    window = replace(window, start=0, nbytes=nbytes, packed=tensor)
+                windows.append(window)
         return windows, rows
 
-    def _is_packed(self, stretch: _Stretch) -> bool:
-        """Whether a stretch is stored as a contiguous copy of the only tensor that uses it.
 
-        Less than half of the bytes of that stretch are the tensor's elements.
-        """
-        number, *others = stretch.views
-        tensor = self._views[number].tensor
-        if others or tensor is None:
-            return False
-        return bool(2 * tensor.nbytes < stretch.stop - self._views[number].start)
-
-    def _stretches(self, numbers: Sequence[int]) -> list[_Stretch]:
-        """Return the used parts of one storage, in order."""
-        found: list[_Stretch] = []
-        for number in sorted(numbers, key=lambda n: (self._views[n].start, n)):
-            view = self._views[number]
-            start = view.start // ALIGN * ALIGN  # keeps the alignment of every element
-            # Rounded up to the next aligned offset.
-            if found and start <= -(-found[-1].stop // ALIGN) * ALIGN:
-                found[-1].stop = max(found[-1].stop, view.stop)
-                found[-1].views.append(number)
-            else:
-                found.append(_Stretch(start=start, stop=view.stop, views=[number]))
-        if len(found) == 1:
-            return found
-        whole_bytes = sum(
-            stretch.stop - stretch.start
-            for stretch in found
-            if not self._is_packed(stretch)
-        )
-        storage_bytes = self._views[numbers[0]].storage.nbytes()
-        if 2 * whole_bytes < storage_bytes:
-            return found
-        last = max(stretch.stop for stretch in found)
-        return [_Stretch(start=found[0].start, stop=last, views=list(numbers))]
-
-
-def _row(view: _View, window: int, start: int) -> TensorRow:
-    tensor = view.tensor
-    if tensor is None:
-        return [window, "", 0, [], [], False, False, False]
-    offset = (
-        0 if window < 0 else tensor.storage_offset() - start // tensor.element_size()
-    )
-    return _as_row(view, window, offset, list(tensor.stride()))
-
-
-def _as_row(view: _View, window: int, offset: int, strides: list[int]) -> TensorRow:
-    tensor = view.tensor
+def _row(tensor: Any) -> TensorRow:
+    """Return the row of a tensor without elements."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    flags = [view.requires_grad, tensor.is_conj(), tensor.is_neg()]
-    return [window, dtype, offset, list(tensor.size()), strides, *flags]
+    flags = [tensor.requires_grad, tensor.is_conj(), tensor.is_neg()]
+    return [-1, dtype, 0, list(tensor.size()), list(tensor.stride()), *flags]
 
 
 def _span(tensor: Any) -> tuple[int, int]:
@@ -359,13 +274,10 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 class TensorLoader:
-    """Builds tensors and storages over the memory of a loaded parcel, without copies.
-
-    `windows` are (memory, offset, bytes).
-    """
+    """Builds tensors and storages over the memory of a loaded parcel, without copies."""
 
     def __init__(
-        self, windows: Sequence[tuple[Any, int, int]], rows: Sequence[TensorRow]
+        self, windows: Sequence[memoryview], rows: Sequence[TensorRow]
     ) -> None:
         self._windows = windows
         self._rows = rows
@@ -379,12 +291,9 @@ class TensorLoader:
             number
         ]
         dtype = getattr(torch, dtype_name)
-        if window < 0:
-            made = torch.empty_strided(size, stride, dtype=dtype)
-        else:
-            made = torch.empty(0, dtype=dtype).set_(
-                self._storage(window), offset, size, stride
-            )
+        made = torch.empty(0, dtype=dtype).set_(
+            self._storage(window), offset, size, stride
+        )
         if conj:
             torch._C._set_conj(made, True)  # noqa: SLF001
         if neg:
@@ -395,25 +304,22 @@ class TensorLoader:
         """Return bare storage `number`, on the CPU."""
         return self._storage(self._rows[number][0])
 
-    def typed_storage(self, number: int, dtype_name: str) -> Any:
-        """Return storage `number` in the typed form that torch's own reductions use."""
-        import torch
-
-        dtype = getattr(torch, dtype_name)
-        return torch.storage.TypedStorage(
-            wrap_storage=self.storage(number), dtype=dtype, _internal=True
-        )
-
     def _storage(self, window: int) -> Any:
         import torch
 
+        if window < 0:
+            return torch.UntypedStorage(0)
         if window not in self._built:
-            memory, offset, size_bytes = self._windows[window]
-            if size_bytes:
-                flat = torch.frombuffer(
-                    memory, dtype=torch.uint8, offset=offset, count=size_bytes
-                )
-                self._built[window] = flat.untyped_storage()
-            else:
-                self._built[window] = torch.UntypedStorage(0)
+            flat = torch.frombuffer(self._windows[window], dtype=torch.uint8)
+            self._built[window] = flat.untyped_storage()
         return self._built[window]
+
+
+# Called by the pickle when it is loaded.
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    """Return a storage in the typed form that torch's own reductions use."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -12,8 +12,8 @@ import functools
 import pickle
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from distmagic.remote.frozen import frozen
@@ -29,10 +29,10 @@ _ATOMS = (
     bytes,
     bool,
     type(None),
-    types.CodeType,
-    types.ModuleType,
+    CodeType,
+    ModuleType,
 )
-_CALLED = (types.FunctionType, types.MethodType, functools.partial)
+_CALLED = (FunctionType, MethodType, functools.partial)
 TOO_DEEP = "an object that is nested too deeply"
 
 # Returns None for a part that can be pickled.
@@ -143,12 +143,12 @@ def is_atom(value: object) -> bool:
 def parts(part: ValuePart) -> Iterator[ValuePart]:
     """Yield the parts of a value."""
     value = part.value
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, FunctionType):
         for name, used in captured(value):
             yield ValuePart(owner=_name(value), path=name, value=used)
     elif isinstance(value, type):
         yield from _class_parts(part, value)
-    elif isinstance(value, types.MethodType):
+    elif isinstance(value, MethodType):
         yield below(part, "", value.__func__)
         yield below(part, ".__self__", value.__self__)
     elif isinstance(value, (functools.partial, LruCached)):
@@ -173,7 +173,7 @@ def _wrapper_parts(part: ValuePart, partial: Any) -> Iterator[ValuePart]:
         yield ValuePart(owner=_name(partial.func), path=name, value=arg)
 
 
-def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+def enclosed(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield name and value of a function's own variables: its closure and its defaults."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -187,7 +187,7 @@ def enclosed(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
-def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+def captured(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield name and value of the outside variables that a function uses, and of its defaults."""
     yield from enclosed(function)
     for name in dict.fromkeys(names_in(function.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
@@ -198,7 +198,7 @@ def captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 def travels_by_value(value: object) -> bool:
     """Whether a function or class is pickled by value, because no module has it under its name."""
-    if not isinstance(value, (types.FunctionType, type)):
+    if not isinstance(value, (FunctionType, type)):
         return False
     if value.__module__ == "__main__":
         return True
@@ -314,7 +314,7 @@ def describe(value: object) -> str:
     if known is not None:
         return known
     kind = type(value)
-    if kind in (types.FunctionType, type):
+    if kind in (FunctionType, type):
         return f"the {'class' if kind is type else 'function'} {value.__qualname__}"  # type: ignore[attr-defined]
     module = (
         "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
@@ -324,7 +324,7 @@ def describe(value: object) -> str:
 
 
 def _kind(value: object) -> str | None:
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, FunctionType):
         if value.__module__ == "IPython.core.getipython":
             return "IPython itself"
         return (
@@ -332,7 +332,7 @@ def _kind(value: object) -> str | None:
             if "_torchdynamo_orig_callable" in vars(value)
             else None
         )
-    if isinstance(value, types.MethodType):
+    if isinstance(value, MethodType):
         return _kind(value.__self__)
     if isinstance(value, type):
         return None

@@ -42,7 +42,6 @@ class Loader(pickle.Unpickler):
         self._own: dict[str, Callable[..., Any]] = {
             "tensor": tensors.tensor,
             "storage": tensors.storage,
-            "typed_storage": tensors.typed_storage,
             "main": lambda: namespace,
             "weak": weak,
         }

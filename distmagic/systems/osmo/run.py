@@ -162,7 +162,7 @@ def _job(request: Request, payload: Payload, terms: JobTerms) -> ExportedJob:
     start = protocol.encode(_start(job, payload, terms))
     files = [
         File(path=START, data=start),
-        File(path=_ZIP, data=bundle.with_task()),
+        File(path=_ZIP, data=bundle.build().path.read_bytes()),
     ]
     for blob in dict.fromkeys(payload.blobs):
         files.append(File(path=blob.blob.sha256, data=blob.path.read_bytes()))

@@ -1,6 +1,7 @@
 """How objects are pickled that pickle would refuse, or write wrongly: a module for each kind.
 
-Each module returns what `__reduce__` would, and has the functions that the pickle calls when it is
+Each function returns what `__reduce__` would, and None for an object that is not its own. A module
+also has the functions that the pickle calls when it is
 loaded. No module writes a file, and none uses the pickler.
 
 Read in any order:

@@ -20,7 +20,6 @@ is rebuilt without calling the class's own methods: its `__init__` may need argu
 from __future__ import annotations
 
 import ast
-import builtins
 import contextvars
 import copyreg
 import functools
@@ -33,11 +32,11 @@ import struct
 import sys
 import textwrap
 import threading
-import types
 import typing
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 from distmagic.remote.values.reductions.source_form import codes_in, futures_of
@@ -54,6 +53,8 @@ _SINGLEDISPATCH = {
 # along; copies of a generator, as in `from random import randint`, would draw the same numbers on
 # all ranks, whatever they seed.
 _OF_EACH_PROCESS = (
+    ("sys", "stdout"),
+    ("sys", "stderr"),
     ("os", "environ"),
     ("os", "environb"),
     ("random", "_inst"),
@@ -78,26 +79,19 @@ _OWN_WAY = {
 
 
 def reduced(obj: Any) -> Any:
-    """Return how to pickle one of these objects, as `__reduce__` does; NotImplemented for any other
-    object.
+    """Return how to pickle one of these objects, as `__reduce__` does; None for any other object.
 
     Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's
     `__main__`.
     """
-    own = _in_place_of(obj)
-    if own:
-        return getattr, own
     path = _path_of(obj)
     if path:
         return pkgutil.resolve_name, (path,)
     if type(obj) is functools.cached_property:
         # Without its lock, which it has before Python 3.12. Its name is not set a second time.
-        state = {
-            name: value
-            for name, value in vars(obj).items()
-            if name not in ("func", "lock")
-        }
-        return functools.cached_property, (obj.func,), state
+        state = vars(obj).copy()
+        state.pop("lock", None)
+        return functools.cached_property, (state.pop("func"),), state
     if isinstance(obj, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
         return type(obj), (dict(obj),)
     if isinstance(obj, LruCached) and obj.__module__ == "__main__":
@@ -105,7 +99,7 @@ def reduced(obj: Any) -> Any:
     if isinstance(obj, typing.NewType) and obj.__module__ == "__main__":
         return typing.NewType, (obj.__name__, obj.__supertype__), vars(obj)
     if (
-        isinstance(obj, types.FunctionType)
+        isinstance(obj, FunctionType)
         and obj.__module__ == "__main__"
         and vars(obj).keys() >= _SINGLEDISPATCH
     ):
@@ -114,7 +108,7 @@ def reduced(obj: Any) -> Any:
         registry = dict(dispatching.registry)
         return functools.singledispatch, default, registry, None, None, _register_all
     made = _reduced_standard(obj)
-    if made is NotImplemented and _is_by_name_only(obj):
+    if made is None and _is_by_name_only(obj):
         raise pickle.PicklingError(
             "pickle writes its name only, and a host has nothing of this name"
         )
@@ -123,51 +117,36 @@ def reduced(obj: Any) -> Any:
 
 def _path_of(obj: Any) -> str:
     """Return the path at which each host has its own such object; "" for any other object."""
+    for module, name in _OF_EACH_PROCESS:
+        if obj is getattr(sys.modules.get(module), name, None):
+            return f"{module}:{name}"
+    if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
+        return "builtins:exit"
     of_generic: Any = typing.Generic.__class_getitem__
     if obj is getattr(of_generic, "__func__", None):  # a generic NamedTuple has it
         return "typing:Generic.__class_getitem__.__func__"
-    is_function = isinstance(obj, types.FunctionType)
-    if is_function and obj.__name__ in ("display", "clear_output"):
-        is_of_ipython = str(obj.__module__).startswith("IPython.")
-        return f"distmagic.remote.rank.show:{obj.__name__}" if is_of_ipython else ""
+    if isinstance(obj, FunctionType):
+        if not obj.__globals__.get("__name__", "").startswith("IPython."):
+            return ""
+        if getattr(obj, "__wrapped__", None) is io.open:
+            return "builtins:open"
+        if obj.__name__ in ("display", "clear_output"):
+            return f"distmagic.remote.rank.show:{obj.__name__}"
     return ""
-
-
-def _in_place_of(obj: Any) -> tuple[types.ModuleType, str] | None:
-    """Return the module and name of the host's replacement for this object; None for any other
-    object.
-    """
-    if obj is sys.stdout:
-        return sys, "stdout"
-    if obj is sys.stderr:
-        return sys, "stderr"
-    for module, name in _OF_EACH_PROCESS:
-        loaded = sys.modules.get(module)
-        if loaded is not None and obj is getattr(loaded, name, None):
-            return loaded, name
-    if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
-        return builtins, "exit"
-    if (
-        isinstance(obj, types.FunctionType)
-        and getattr(obj, "__wrapped__", None) is io.open
-    ):
-        is_of_ipython = obj.__globals__.get("__name__", "").startswith("IPython.")
-        return (builtins, "open") if is_of_ipython else None
-    return None
 
 
 def reduced_kept(obj: object) -> Any:
     """Return how to pickle an object of a package's own class that the package keeps, such as
     `mpmath.mp`: by its name.
 
-    Functions of the package use that one, and a copy would be another one. NotImplemented for any
-    other object.
+    Functions of the package use that one, and a copy would be another one. None for any other
+    object.
     """
     top = str(type(obj).__module__).partition(".")[0]
     module_name, name = _kept_objects(top, len(sys.modules)).get(id(obj), ("", ""))
     module = sys.modules.get(module_name)
     if module is None or getattr(module, name, None) is not obj:
-        return NotImplemented
+        return None
     return _kept, (module, name, type(obj))
 
 
@@ -224,7 +203,7 @@ def _reduced_parts(obj: Any) -> Any:
     if inspect.isgenerator(generator):
         # A function that it decorates makes a new generator for each call.
         if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
-            return NotImplemented
+            return None
         return type(obj), (obj.func, obj.args, obj.kwds)
     parsers = sys.modules.get("argparse")
     if parsers and isinstance(obj, (parsers.Action, parsers.ArgumentParser)):
@@ -232,7 +211,7 @@ def _reduced_parts(obj: Any) -> Any:
         is_usual = len(made) > 2 and not hasattr(obj, "__setstate__")
         if is_usual and type(made[2]) is dict:
             return *made[:3], None, None, _fill_parser
-    return NotImplemented
+    return None
 
 
 def _is_by_name_only(obj: Any) -> bool:
@@ -241,12 +220,12 @@ def _is_by_name_only(obj: Any) -> bool:
         return False
     # cloudpickle handles these itself.
     is_known = isinstance(
-        obj, (type, types.FunctionType, typing.TypeVar, classmethod, staticmethod)
+        obj, (type, FunctionType, typing.TypeVar, classmethod, staticmethod)
     )
     return not is_known and isinstance(obj.__reduce_ex__(5), str)
 
 
-def function_in(obj: object) -> types.FunctionType | None:
+def function_in(obj: object) -> FunctionType | None:
     """Return the function from which a decorator has made such an object (see above); None for any
     other object.
     """
@@ -256,24 +235,24 @@ def function_in(obj: object) -> types.FunctionType | None:
         own = getattr(inner, "__dict__", None)
         if type(own) is not dict:
             break
-        if isinstance(inner, types.FunctionType) and _OF_DYNAMO not in own:
+        if isinstance(inner, FunctionType) and _OF_DYNAMO not in own:
             break
         is_bound |= _OF_DYNAMO in own or any(type(x) in _LOCKS for x in own.values())
         inner = next((own[name] for name in _INNER if callable(own.get(name))), None)
-    if not is_bound or not isinstance(inner, types.FunctionType):
+    if not is_bound or not isinstance(inner, FunctionType):
         return None
     return inner
 
 
-def reduced_decorated(obj: object, function: types.FunctionType, main: object) -> Any:
+def reduced_decorated(obj: object, function: FunctionType, main: object) -> Any:
     """Return how to pickle an object made of `function`, as `__reduce__` does; `main` stands for
     `__main__`.
 
-    NotImplemented for an object without the function's name, or if its source is unknown.
+    None for an object without the function's name, or if its source is unknown.
     """
     name = function.__qualname__
     if function.__globals__.get(name) is not obj:
-        return NotImplemented
+        return None
     module = sys.modules.get(function.__module__)
     if module is not None and function.__module__ != "__main__":
         return getattr, (module, name)
@@ -281,10 +260,10 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
     try:
         lines, first = inspect.getsourcelines(code)
     except OSError:
-        return NotImplemented
+        return None
     definition = textwrap.dedent("".join(lines))
     if not getattr(ast.parse(definition).body[0], "decorator_list", ()):
-        return NotImplemented  # it was made by a call, which is in no known text
+        return None  # it was made by a call, which is in no known text
     text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)
     used = {}
@@ -297,38 +276,40 @@ def reduced_decorated(obj: object, function: types.FunctionType, main: object) -
 
 
 def reduced_instance(obj: Any) -> Any:
-    """Return how to pickle an object of such a class without calling it; NotImplemented for any
-    other object.
+    """Return how to pickle an object of such a class without calling it; None for any other
+    object.
     """
     kind: Any = type(obj)
     base = next(one for one in kind.__mro__ if one in _BASES)
-    makers = [one for one in kind.__mro__ if "__new__" in vars(one)]
-    is_made = makers[0] not in _BASES and "_fields" not in vars(makers[0])
+    maker = next(one for one in kind.__mro__ if "__new__" in vars(one))
+    is_made = maker not in _BASES and "_fields" not in vars(maker)
+    definer = maker if is_made else kind
+    if not (_is_of_user(kind) and _is_of_user(definer)):
+        return None
     # It may keep a single object, or register each.
     is_made = is_made and not (base is object and _takes_nothing(kind))
-    own = getattr(obj, "__dict__", None)
-    is_plain = makers[0] is object
-    is_made |= is_plain and _is_of_user(kind) and _sets_dict(kind)
-    if base is kind or not (base in _CONTAINERS or is_made):
-        return NotImplemented
-    has_foreign_new = makers[0] not in _BASES and not _is_of_user(makers[0])
-    if not _is_of_user(kind) or (is_made and has_foreign_new):
-        return NotImplemented
+    is_made |= maker is object and _sets_dict(kind)
+    if not is_made and base not in _CONTAINERS:
+        return None
     for one in kind.__mro__:
-        is_usual = one in (*_BASES, Counter) or "_fields" in vars(one)
-        if not is_usual and not one.__flags__ & _IN_PYTHON:
-            return NotImplemented
-        if not is_usual and (_OWN_WAY & vars(one).keys() or vars(one).get("__slots__")):
-            return NotImplemented
+        if one in (*_BASES, Counter) or "_fields" in vars(one):
+            continue
+        is_in_python = one.__flags__ & _IN_PYTHON
+        has_own_way = _OWN_WAY & vars(one).keys() or vars(one).get("__slots__")
+        if has_own_way or not is_in_python:
+            return None
+    own = getattr(obj, "__dict__", None)
     value = base.__getnewargs__(obj) if base not in (*_CONTAINERS, object) else ()
-    content: Any = None
+    content: tuple[Any, ...] = ()
     if issubclass(base, dict):
-        content = dict(base.items(obj))
+        content = (dict(base.items(obj)),)
     elif base in _CONTAINERS:
-        content = list(base.__iter__(obj))
-    more = obj.default_factory if base is defaultdict else None
-    more = obj.maxlen if base is deque else more
-    state = own, base, content, more
+        content = (list(base.__iter__(obj)),)
+    if base is defaultdict:
+        content = obj.default_factory, *content
+    if base is deque:
+        content = *content, obj.maxlen
+    state = own, base, content
     return _instance, (base, kind, *value), state, None, None, _fill_instance
 
 
@@ -343,7 +324,7 @@ def _sets_dict(kind: Any) -> bool:
     return any(
         "__dict__" in one.__code__.co_names
         for one in methods
-        if isinstance(one, types.FunctionType)
+        if isinstance(one, FunctionType)
     )
 
 
@@ -372,19 +353,15 @@ def _instance(base: Any, kind: type, *value: object) -> Any:
     return base.__new__(kind, *value)
 
 
-def _fill_instance(obj: Any, state: tuple[Any, Any, Any, Any]) -> None:
-    own, base, content, more = state
+def _fill_instance(obj: Any, state: tuple[Any, Any, tuple[Any, ...]]) -> None:
+    own, base, content = state
     if own is not None:
         object.__setattr__(obj, "__dict__", own)
-    if base is OrderedDict:
-        for key, value in content.items():
+    if base is OrderedDict:  # its `__init__` would call the class's `__setitem__`
+        for key, value in content[0].items():
             base.__setitem__(obj, key, value)
-    elif base is defaultdict:
-        base.__init__(obj, more, content)
-    elif base is deque:
-        base.__init__(obj, content, more)
     elif base in _CONTAINERS:
-        base.__init__(obj, content)
+        base.__init__(obj, *content)
 
 
 def _fill_parser(part: Any, state: dict[str, Any]) -> None:
@@ -395,7 +372,7 @@ def _fill_parser(part: Any, state: dict[str, Any]) -> None:
         vars(part)[name] = suppress if is_suppress else value
 
 
-def _kept(module: types.ModuleType, name: str, kind: type) -> object:
+def _kept(module: ModuleType, name: str, kind: type) -> object:
     """Return the object that a package keeps under a name.
 
     Raises AttributeError if it is of another class on this host.

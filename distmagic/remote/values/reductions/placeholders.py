@@ -23,11 +23,6 @@ def storage(*_: object) -> Any:
     raise pickle.UnpicklingError(_ONLY)
 
 
-def typed_storage(*_: object) -> Any:
-    """Return a storage by its number in the parcel's table, and the name of its type."""
-    raise pickle.UnpicklingError(_ONLY)
-
-
 def main() -> dict[str, Any]:
     """Return the globals of `__main__`."""
     raise pickle.UnpicklingError(_ONLY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import pkgutil
-import types
 import weakref
+from types import FunctionType
 from typing import Any
 
 from distmagic.remote.values.reductions import placeholders
@@ -31,48 +31,46 @@ def reduced_exception(error: Exception) -> Any:
     """Rebuild an exception without calling its own `__init__`, whose arguments often differ from
     `args`.
 
-    NotImplemented for one that has its own way.
+    None for one that has its own way.
     """
     kind: Any = type(error)
     builtin = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     is_plain = builtin.__basicsize__ == Exception.__basicsize__
-    has_own_init = isinstance(kind.__init__, types.FunctionType)
-    has_own_new = isinstance(kind.__new__, types.FunctionType)
+    has_own_init = isinstance(kind.__init__, FunctionType)
+    has_own_new = isinstance(kind.__new__, FunctionType)
     own = kind.__reduce__, kind.__reduce_ex__
     has_own_reduction = own != (Exception.__reduce__, Exception.__reduce_ex__)
     if not is_plain or not has_own_init or has_own_new or has_own_reduction:
-        return NotImplemented
+        return None
     return copyreg.__newobj__, (kind, *error.args), vars(error)  # type: ignore[attr-defined]
 
 
 def reduced_with_getattr(obj: Any) -> Any:
     """Set the state of an object whose class has a `__getattr__` without looking up `__setstate__`.
 
-    On an empty object, `self.values[name]` in a `__getattr__` would recurse forever. NotImplemented
-    for any other object.
+    On an empty object, `self.values[name]` in a `__getattr__` would recurse forever. None for
+    any other object.
     """
     kind: Any = type(obj)
-    if not isinstance(getattr(kind, "__getattr__", None), types.FunctionType):
-        return NotImplemented
+    if not isinstance(getattr(kind, "__getattr__", None), FunctionType):
+        return None
     own = kind.__reduce__, kind.__reduce_ex__
     if own != (object.__reduce__, object.__reduce_ex__):
-        return NotImplemented
+        return None
     if getattr(kind, "__setstate__", None) is not None:
-        return NotImplemented
+        return None
     make, args, state, items, pairs = (*obj.__reduce_ex__(5), None, None, None)[:5]
     if state is None:
-        return NotImplemented
+        return None
     return make, args, state, items, pairs, _set_state
 
 
 def by_path(obj: object, path: str) -> Any:
-    """Return how to pickle an object that `pkgutil.resolve_name` finds; NotImplemented for any
-    other one.
-    """
+    """Return how to pickle an object that `pkgutil.resolve_name` finds; None for any other one."""
     with contextlib.suppress(AttributeError, ValueError):
         if pkgutil.resolve_name(path) is obj:
             return pkgutil.resolve_name, (path,)
-    return NotImplemented
+    return None
 
 
 # Called by the pickle when it is loaded.

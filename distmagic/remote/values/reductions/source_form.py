@@ -20,29 +20,28 @@ import linecache
 import pathlib
 import pickle
 import sys
-import types
 import typing
 from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 _FUTURES = 0
 for _name in __future__.all_feature_names:
     _FUTURES |= getattr(__future__, _name).compiler_flag
 _OF_DATACLASS = {
-    *("__init__", "__repr__", "__eq__", "__hash__", "__match_args__", "__replace__"),
-    *("__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__"),
-    *("__dataclass_fields__", "__dataclass_params__"),
-}
+    "__init__", "__repr__", "__eq__", "__hash__", "__match_args__", "__replace__", "__lt__", "__le__",
+    "__gt__", "__ge__", "__setattr__", "__delattr__", "__dataclass_fields__", "__dataclass_params__",
+}  # fmt: skip
 _OF_PROTOCOL = {
-    *("__init__", "__subclasshook__", "_is_protocol", "_is_runtime_protocol"),
-    *("__protocol_attrs__", "__non_callable_proto_members__"),
-}
+    "__init__", "__subclasshook__", "_is_protocol", "_is_runtime_protocol", "__protocol_attrs__",
+    "__non_callable_proto_members__",
+}  # fmt: skip
 _FIELD = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")  # fmt: skip
 _PARAMS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
 _MADE_IN = ("<string>", dataclasses.__file__, collections.__file__, typing.__file__)
 
 
-def futures_of(code: types.CodeType) -> int:
+def futures_of(code: CodeType) -> int:
     """Return the compiler flags for the `__future__` imports of code."""
     return code.co_flags & _FUTURES
 
@@ -68,7 +67,7 @@ class SourceForm:
     def __init__(
         self,
         oldest: tuple[int, ...] = sys.version_info[:2],
-        call: types.CodeType | None = None,
+        call: CodeType | None = None,
         expression: str = "",
     ) -> None:
         self._oldest = oldest
@@ -81,10 +80,10 @@ class SourceForm:
 
         Raises `NoSource`.
         """
-        if isinstance(obj, types.CodeType):
+        if isinstance(obj, CodeType):
             flags = futures_of(obj)
             if obj is self._call:
-                is_async = inspect.iscoroutinefunction(types.FunctionType(obj, {}))
+                is_async = inspect.iscoroutinefunction(FunctionType(obj, {}))
                 args = (self._expression, obj.co_filename, obj.co_firstlineno)
                 return code_of_expression, (*args, flags, is_async)
             text = self._text(obj.co_filename)
@@ -126,7 +125,7 @@ class SourceForm:
 
 def code_of_text(  # noqa: PLR0913, PLR0917 - pickle calls it
     text: str, filename: str, flags: int, name: str, line: int, number: int, of: int, free: tuple[str, ...]
-) -> types.CodeType:  # fmt: skip
+) -> CodeType:  # fmt: skip
     """Return the code of a function `name` that starts in `line` of a text: index `number` among
     the `of` such functions.
 
@@ -145,7 +144,7 @@ def code_of_expression(
     line: int,
     flags: int,
     is_async: bool,  # noqa: FBT001 - pickle calls it
-) -> types.CodeType:
+) -> CodeType:
     """Return a cell's last expression as the code of a function without arguments."""
     call = ast.parse(text, mode="eval").body
     for node in ast.walk(call):
@@ -157,30 +156,26 @@ def code_of_expression(
 
 def code_of_call(
     call: ast.expr, filename: str, flags: int, *, is_async: bool
-) -> types.CodeType:
+) -> CodeType:
     """Return an expression as the code of a function without arguments, called `<module>` in
     tracebacks.
     """
     keyword = "async def" if is_async else "def"
-    function = ast.parse(f"{keyword} cell():\n    return None").body[0]
+    function: Any = ast.parse(f"{keyword} cell():\n    return None").body[0]
     for node in ast.walk(function):
         if hasattr(node, "lineno"):
             ast.copy_location(node, call)
-    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    assert isinstance(function.body[0], ast.Return)
     function.body[0].value = call
     module = compile(
         ast.Module([function], []), filename, "exec", flags=flags, dont_inherit=True
     )
-    code = next(
-        const for const in module.co_consts if isinstance(const, types.CodeType)
-    )
+    code = next(const for const in module.co_consts if isinstance(const, CodeType))
     return code.replace(co_name="<module>")
 
 
 def _named(
     text: str, filename: str, flags: int, name: str, line: int
-) -> list[types.CodeType]:
+) -> list[CodeType]:
     """Return all code objects with this name and first line, in order, at any depth; depths differ
     by version.
     """
@@ -192,20 +187,20 @@ def _named(
 
 
 @functools.lru_cache(maxsize=8)
-def _codes(text: str, filename: str, flags: int) -> tuple[types.CodeType, ...]:
+def _codes(text: str, filename: str, flags: int) -> tuple[CodeType, ...]:
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     return tuple(codes_in(compile(text, filename, "exec", flags, dont_inherit=True)))
 
 
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
     """Yield code, and the code of all functions and classes in it, in the order of evaluation."""
     yield code
     for const in code.co_consts:
-        if isinstance(const, types.CodeType):
+        if isinstance(const, CodeType):
             yield from codes_in(const)
 
 
-def names_in(code: types.CodeType, *steps: str) -> Iterator[str]:
+def names_in(code: CodeType, *steps: str) -> Iterator[str]:
     """Yield the names in such steps of code (`LOAD_GLOBAL`), and of all code in it."""
     for inner in codes_in(code):
         for step in dis.get_instructions(inner):
@@ -222,6 +217,8 @@ def _of_class(cls: Any, plain: tuple[Any, ...]) -> tuple[Any, ...]:
     Methods without source are left out, and the other Python generates its own.
     """
     function, args, (attributes, slots), *_, set_state = plain
+    make: Any
+    more: tuple[Any, ...]
     if "__dataclass_fields__" in vars(cls):
         kept = _without(_OF_DATACLASS, attributes)
         fields = {}
@@ -231,23 +228,21 @@ def _of_class(cls: Any, plain: tuple[Any, ...]) -> tuple[Any, ...]:
                 fields[name] = _set(_FIELD, cls.__dataclass_fields__[name])
             if kind is not dataclasses.KW_ONLY:  # each field has this flag itself
                 kept["__annotations__"][name] = kind
-        params = _set(_PARAMS, cls.__dataclass_params__)
-        of_dataclass = (set_state, (kept, slots), fields, params)
-        return function, args, of_dataclass, None, None, _make_dataclass
-    if issubclass(cls, tuple) and "_fields" in vars(cls):
+        make, more = _make_dataclass, (fields, _set(_PARAMS, cls.__dataclass_params__))
+    elif issubclass(cls, tuple) and "_fields" in vars(cls):
         written = set(vars(_named_tuple(cls.__name__, cls._fields, None)))
         kept = _without(written - {"__doc__", "__module__"}, attributes)
         kept.pop("__orig_bases__", None)  # typing.NamedTuple, from Python 3.12 on
         args = (*args[:2], cls.__bases__, *args[3:])
         defaults = tuple(cls._field_defaults.values())
-        of_tuple = (set_state, (kept, slots), cls._fields, defaults)
-        return function, args, of_tuple, None, None, _make_named_tuple
-    if "_is_protocol" in vars(cls):
+        make, more = _make_named_tuple, (cls._fields, defaults)
+    elif "_is_protocol" in vars(cls):
         kept = _without(_OF_PROTOCOL, attributes)
         is_runtime = vars(cls).get("_is_runtime_protocol", False)
-        of_protocol = (set_state, (kept, slots), is_runtime)
-        return function, args, of_protocol, None, None, _make_protocol
-    return plain
+        make, more = _make_protocol, (is_runtime,)
+    else:
+        return plain
+    return function, args, (set_state, (kept, slots), *more), None, None, make
 
 
 def _named_tuple(name: str, fields: Any, defaults: Any) -> Any:

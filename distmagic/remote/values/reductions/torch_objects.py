@@ -26,20 +26,18 @@ from distmagic.remote.values.reductions.python_objects import (
 
 
 def reduced(obj: Any, stored: Any, of_call: Any) -> Any:
-    """Return how to pickle an object of torch, as `__reduce__` does; NotImplemented for any other
-    object.
+    """Return how to pickle an object of torch, as `__reduce__` does; None for any other object.
 
-    `stored` is how to pickle it by its memory, NotImplemented if it can't be. `of_call` has the
-    notes about a call (seen.py). It is None for a result, which has no hooks and gradients: they
-    may belong to its rank.
+    `stored` is how to pickle it by its memory, None if it can't be. `of_call` has the notes about a
+    call (seen.py). It is None for a result, which has no hooks and gradients: they may belong to
+    its rank.
     """
     torch = sys.modules["torch"]
     if isinstance(obj, torch.Tensor):
         return _tensor(obj, stored, of_call)
-    optimizers = sys.modules.get("torch.optim.optimizer")
-    if optimizers is not None and isinstance(obj, optimizers.Optimizer):
-        return _optimizer(obj, optimizers.Optimizer) if of_call else NotImplemented
-    return _of_other_kind(obj, torch) if stored is NotImplemented else stored
+    if isinstance(obj, torch.optim.Optimizer):
+        return _optimizer(obj) if of_call else None
+    return stored or _of_other_kind(obj, torch)
 
 
 def _of_other_kind(obj: Any, torch: Any) -> Any:
@@ -47,20 +45,17 @@ def _of_other_kind(obj: Any, torch: Any) -> Any:
         return type(obj), (getattr(torch, obj.dtype),)
     if type(obj).__module__ == "torch._ops":
         return by_path(obj, f"torch:ops.{obj}")
-    data = sys.modules.get("torch.utils.data.dataloader")
-    if data is not None and isinstance(obj, data.DataLoader):
+    if isinstance(obj, torch.utils.data.DataLoader):
         return _without_workers(obj)
-    ddp = sys.modules.get("torch.nn.parallel.distributed")
-    if ddp is not None and isinstance(obj, ddp.DistributedDataParallel):
+    if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
         return _same, (obj.module,)
-    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
-    is_module = parametrize is not None and isinstance(obj, torch.nn.Module)
-    if is_module and parametrize.is_parametrized(obj):
+    parametrize = torch.nn.utils.parametrize
+    if isinstance(obj, torch.nn.Module) and parametrize.is_parametrized(obj):
         # torch refuses, because its class is made for this object alone.
         kind = parametrize.type_before_parametrizations(obj)
         state = vars(obj) | {"_compiled_call_impl": None}
         return object.__new__, (kind,), state, None, None, _parametrized
-    return NotImplemented
+    return None
 
 
 def _tensor(tensor: Any, plain: Any, of_call: Any) -> Any:
@@ -85,14 +80,15 @@ def _tensor(tensor: Any, plain: Any, of_call: Any) -> Any:
         gradient = gradient if of_call.takes_gradients else None
     if not attributes and not any(hooks) and gradient is None:
         return plain
-    make, args, *_ = tensor.__reduce_ex__(5) if plain is NotImplemented else plain
+    make, args, *_ = plain or tensor.__reduce_ex__(5)
     return make, args, (attributes, *hooks, gradient), None, None, _fill_tensor
 
 
-def _optimizer(optimizer: Any, base: Any) -> Any:
+def _optimizer(optimizer: Any) -> Any:
     """Add an optimizer's attributes and hooks, which torch leaves out."""
-    if type(optimizer).__getstate__ is not base.__getstate__:
-        return NotImplemented
+    usual = sys.modules["torch"].optim.Optimizer.__getstate__
+    if type(optimizer).__getstate__ is not usual:
+        return None
     make, args, state, *_ = optimizer.__reduce_ex__(5)
     more = {
         name: value
@@ -133,7 +129,7 @@ def _without_workers(loader: Any) -> Any:
     keeps.
     """
     if vars(loader).get("_iterator") is None:
-        return NotImplemented
+        return None
     make, args, state, *rest = loader.__reduce_ex__(5)
     if isinstance(state, dict):
         state = state | {"_iterator": None}

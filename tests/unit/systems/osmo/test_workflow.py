@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distmagic.errors import Cancelled, RunError, Unreachable, UsageError
-from distmagic.payload import bundle
+from distmagic.payload import blobs, bundle
 from distmagic.payload.pack import pack_call
 from distmagic.request import flags
 from distmagic.runner import run_loop
@@ -32,7 +32,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISTMAGIC_HOME", str(tmp_path / "home"))
     # No task runs it, and each workflow would quote its megabyte.
-    monkeypatch.setattr(bundle, "with_task", lambda: b"a bundle")
+    monkeypatch.setattr(bundle, "build", lambda: blobs.keep(b"a bundle", tmp_path))
     places = [Here(tmp_path / "a"), Here(tmp_path / "b")]
     with playing(tmp_path, places, monkeypatch) as made:
         made.never_starts = True

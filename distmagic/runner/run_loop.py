@@ -283,7 +283,7 @@ class RunLoop:
                     self.state,
                     self._memory,
                     self._clock(),
-                    self._new_id,
+                    self._new_id(),
                     "terminated" if self.interrupts.was_sigterm else "interrupted",
                 )
             )
@@ -321,7 +321,7 @@ class RunLoop:
             self._perform(self._companion.sends(links))
         self._carry_out(
             decide.after_step(
-                self.state, limits, self._memory, self._clock(), self._new_id
+                self.state, limits, self._memory, self._clock(), self._new_id()
             )
         )
         self.show()

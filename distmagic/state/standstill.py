@@ -16,7 +16,7 @@ decide.py sends the request when an inquiry starts, and stops the run for its re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -173,22 +173,22 @@ class Inquiry:
 
 
 def hang_inquiry(
-    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
-) -> Inquiry:  # fmt: skip
+    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, request_id: str
+) -> Inquiry:
     """Return the updated inquiry of a hang: it starts as soon as no rank advances, and is dropped
     when one advances again.
 
-    An inquiry because of an interrupt continues. `new_id` makes the ID of the request.
+    An inquiry because of an interrupt continues. `request_id` is that of a new one.
     """
     if inquiry.reason in ("interrupted", "terminated"):
         return inquiry
     if not is_hung(state, hang_timeout_s):
         return Inquiry()
-    return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
+    return inquiry if inquiry.reason else begun_inquiry(state, "hung", request_id)
 
 
 def timeout_inquiry(
-    state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
+    state: RunState, inquiry: Inquiry, timeout_s: float, request_id: str
 ) -> Inquiry:
     """Return the inquiry before a stop by --timeout; it asks only if the run has stood still for
     long.
@@ -199,7 +199,7 @@ def timeout_inquiry(
         return replace(inquiry, reason="timeout")
     still_s = min(WORTH_ASKING_S, max(_LEAST_STILL_S, timeout_s / 2))
     if is_worth_asking(state, inquiry, still_s):
-        return begun_inquiry(state, "timeout", new_id())
+        return begun_inquiry(state, "timeout", request_id)
     return inquiry
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -43,8 +42,7 @@ class Decider:
     """A run whose decisions are carried out at once; each look is at a time in seconds, after some events."""
 
     def __init__(self, *events: Event, limits: Limits | None = None) -> None:
-        numbers = itertools.count(1)
-        self._new_id = lambda: f"id{next(numbers)}"
+        self._requests = 0
         self._limits = limits or Limits()
         self.state = begun(*events)
         self.memory = RunMemory()
@@ -53,19 +51,22 @@ class Decider:
         """Return what is decided then."""
         self.fold(at_s, *events)
         decided = decide.after_step(
-            self.state, self._limits, self.memory, at_s, self._new_id
+            self.state, self._limits, self.memory, at_s, self._new_id()
         )
         return self._done(at_s, decided)
 
     def interrupted(self, at_s: float) -> list[Decision]:
         self.fold(at_s)
-        decided = decide.after_interrupt(self.state, self.memory, at_s, self._new_id)
+        decided = decide.after_interrupt(self.state, self.memory, at_s, self._new_id())
         return self._done(at_s, decided)
 
     def clicked(self, at_s: float) -> list[Decision]:
         self.fold(at_s)
         decided = decide.stopped(self.state, self.memory, at_s, "interrupted")
         return self._done(at_s, decided)
+
+    def _new_id(self) -> str:
+        return f"id{self._requests + 1}"
 
     def fold(self, at_s: float, *events: Event) -> None:
         self.state = fold(
@@ -81,6 +82,8 @@ class Decider:
             elif isinstance(one, Lose):
                 lost = Lost(why=one.why)
                 self.fold(at_s, *(at(lost, node) for node in one.node_ranks))
+            elif isinstance(one, AskForStacks):
+                self._requests += 1
         return list(decisions)
 
 
@@ -449,7 +452,7 @@ def test_ranks_have_the_grace_of_their_job_unless_something_has_failed():
 def test_sigterm_is_another_reason_than_an_interrupt():
     run = Decider()
     run.memory, decisions = decide.after_interrupt(
-        run.state, run.memory, 2.0, str, "terminated"
+        run.state, run.memory, 2.0, "id1", "terminated"
     )
     assert decisions == (stop("terminated", 0, 1),)
 

@@ -531,7 +531,7 @@ def test_an_inquiry_ends_whatever_comes(events):
     state = begun(*chain.from_iterable(events))
     for second in range(101, 140):
         state = fold(state, [at(None, at_s=float(second))])
-        inquiry = hang_inquiry(state, inquiry, 1.0, lambda: "ask1")
+        inquiry = hang_inquiry(state, inquiry, 1.0, "ask1")
         if reason_after_inquiry(state, inquiry):
             return
     assert not is_hung(state, 1.0)

@@ -6,6 +6,7 @@ A rank may print anything. A terminal only gets colours; a page only gets spans.
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterator
 from html import escape
@@ -176,20 +177,11 @@ def wrapped(text: str, columns: int, indent: str) -> list[str]:
     """Return `text` in lines of at most `columns`, broken between words; `indent` starts all except
     the first.
     """
-    lines = []
-    line = ""
-    columns = max(columns, len(indent) + 2)
-    for word in text.split():
-        longer = f"{line} {word}" if line.strip() else f"{line}{word}"
-        if columns_of(longer) > columns and line.strip():
-            lines.append(line)
-            longer = f"{indent}{word}"
-        while columns_of(longer) > columns:
-            fits = _fitting(longer, columns)
-            lines.append(longer[:fits])
-            longer = indent + longer[fits:]
-        line = longer
-    return [*lines, line] if line.strip() else lines
+    # textwrap counts characters, and a line may have all wide ones.
+    wide = sum(_columns(char) > 1 for char in text)
+    width = max(columns - wide, columns // 2)
+    words = " ".join(text.split())
+    return textwrap.wrap(words, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def cut_middle(text: str, columns: int) -> str:

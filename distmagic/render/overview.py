@@ -189,7 +189,7 @@ def _concern(state: RunState, still: Mapping[int, float], slow: set[int]) -> str
         behind = [state.workers[rank] for rank in slow]
         slowest = min(behind, key=lambda w: (w.progress[0] or 0.0, -w.at_s))
         return _and_more(f"slow: {plain(slowest.label)}", " and", len(slow))
-    alive = [w for w in state.workers.values() if w.phase == "running"]
+    alive = state.running
     done = [w for w in state.workers.values() if w.phase == "done"]
     if state.phase != "running" or not alive or len(done) < len(alive):
         return ""

@@ -161,16 +161,12 @@ def cut(text: str, columns: int) -> str:
         return text
     if columns <= 0:
         return ""
-    return text[: _fitting(text, columns - 1)] + "…"
-
-
-def _fitting(text: str, columns: int) -> int:
-    """Return how many characters of `text` fit into `columns`."""
-    for i, char in enumerate(text):
-        columns -= _columns(char)
-        if columns < 0:
-            return i
-    return len(text)
+    room = columns - 1
+    fits = 0
+    while room >= _columns(text[fits]):
+        room -= _columns(text[fits])
+        fits += 1
+    return f"{text[:fits]}…"
 
 
 def wrapped(text: str, columns: int, indent: str) -> list[str]:

@@ -6,7 +6,7 @@ It exists only within one call of `fold`, so that a batch of events costs one co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -253,10 +253,7 @@ class RunStateBuilder:
             if detailed_logs.is_detail(text):
                 return
         host = self.nodes[node_rank].host
-        label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        self.lines.append(
-            OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
-        )
+        self.lines.append(output_line(rank, host, stream, text))
         self.lines_seen += 1
 
     def close_lines(
@@ -273,6 +270,14 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
+# Functions that change a builder, by the type of their event.
+Handlers = dict[type, Callable[..., None]]
+
+
+def output_line(rank: int, host: str, stream: str, text: str) -> OutputLine:
+    """Return a line of a rank, or of torchrun (-1), as a terminal would show it."""
+    label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
+    return OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
 
 
 def _last_drawn(text: str) -> str:

@@ -354,6 +354,11 @@ class RunState:
         return {worker.node_rank for worker in self.workers.values()}
 
     @property
+    def running(self) -> list[WorkerState]:
+        """The ranks that run."""
+        return [one for one in self.workers.values() if one.phase == "running"]
+
+    @property
     def is_lost(self) -> bool:
         """Whether so many nodes are lost that the job can't continue."""
         lost = self.lost

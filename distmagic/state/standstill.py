@@ -116,8 +116,7 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
         and all_still_s(state, still_ranks(state)) is not None
     ):
         return "full"
-    running = [one for one in state.workers.values() if one.phase == "running"]
-    if len(running) < 2 or any(node.broken for node in state.nodes):
+    if len(state.running) < 2 or any(node.broken for node in state.nodes):
         return ""  # no other rank to wait for, or not all can be asked
     return "quiet" if still_s >= max(GLANCE_S, 2 * asked_after_s) else ""
 
@@ -142,8 +141,7 @@ def is_worth_saying(state: RunState, found: Explanation) -> bool:
 
 def _at_work(state: RunState) -> list[WorkerState]:
     """Return the running ranks, without those that wait for their next cell."""
-    workers = state.workers.values()
-    return [one for one in workers if one.phase == "running" and not one.is_idle]
+    return [one for one in state.running if not one.is_idle]
 
 
 def _can_tell(state: RunState, worker: WorkerState) -> bool:
@@ -212,9 +210,7 @@ def is_worth_asking(
     if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
-    return has_stood_still and any(
-        worker.phase == "running" for worker in state.workers.values()
-    )
+    return has_stood_still and bool(state.running)
 
 
 def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:

@@ -74,7 +74,7 @@ class RunStateBuilder:
     detached_by: str
     advanced_at_s: float
     reaching_since_s: float
-    stack_dumps: list[StackDump]
+    stack_dumps: dict[str, StackDump]
     chose_port: bool
     paused: dict[int, protocol.Paused]
     paused_s: float
@@ -156,9 +156,9 @@ class RunStateBuilder:
         if what.request_id == protocol.LEFT:
             self.change_rank(what.rank, left=what)
             return
-        index = self._index_of_dump(what.request_id)
-        dump = self.stack_dumps[index]
-        self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
+        dump = self._dump_of(what.request_id)
+        stacks = {**dump.stacks, what.rank: what}
+        self.stack_dumps[what.request_id] = replace(dump, stacks=stacks)
 
     def take_picture(self, worker: WorkerState, what: protocol.Picture) -> None:
         """Keep a picture of a rank if a page can draw it; drop the oldest ones."""
@@ -175,19 +175,16 @@ class RunStateBuilder:
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Record that a node has sent the stacks of all its ranks for a request."""
-        index = self._index_of_dump(what.request_id)
-        dump = self.stack_dumps[index]
-        if node_rank not in dump.nodes:
-            self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
+        dump = self._dump_of(what.request_id)
+        nodes = frozenset((*dump.nodes, node_rank))
+        self.stack_dumps[what.request_id] = replace(dump, nodes=nodes)
 
-    def _index_of_dump(self, request_id: str) -> int:
-        """Return the index of the answers to a request; the first answer adds an entry."""
-        for index, dump in enumerate(self.stack_dumps):
-            if dump.request_id == request_id:
-                return index
-        self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
-        del self.stack_dumps[:-KEPT_DUMPS]
-        return len(self.stack_dumps) - 1
+    def _dump_of(self, request_id: str) -> StackDump:
+        """Return the answers to a request; the first answer adds an entry, and drops the oldest."""
+        dump = self.stack_dumps.setdefault(request_id, StackDump(at_s=self.at_s))
+        if len(self.stack_dumps) > KEPT_DUMPS:
+            del self.stack_dumps[next(iter(self.stack_dumps))]
+        return dump
 
     # ---- shared by several events
 

@@ -33,14 +33,6 @@ _WAITS = (
 _WRAPPERS = ("wrapper", "inner", "decorator")
 
 
-def dump_of(state: RunState, request_id: str) -> StackDump | None:
-    """Return the answers to a request; None if there are none yet."""
-    for dump in state.stack_dumps:
-        if dump.request_id == request_id:
-            return dump
-    return None
-
-
 def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
     """Return the nodes without answers of all their ranks.
 
@@ -58,9 +50,10 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, by the last request for stacks; None if a rank has advanced
     since.
     """
-    if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
+    dump = state.last_dump
+    if dump is None or dump.at_s < state.advanced_at_s:
         return None
-    found = explain_dump(state, state.stack_dumps[-1])
+    found = explain_dump(state, dump)
     return found if found.groups or found.unanswered else None
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.explanation import Explanation
-from distmagic.state.hangs import dump_of, unanswered
+from distmagic.state.hangs import unanswered
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.progress import has_shown_progress, is_hung
 
@@ -108,7 +108,7 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
         return ""
     if not _at_work(state):
         return ""  # no cell runs
-    asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps)])
+    asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps.values())])
     asked_after_s = max(0.0, asked_at_s - state.advanced_at_s)
     still_s = state.at_s - state.advanced_at_s
     if (
@@ -224,5 +224,5 @@ def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Lite
     """
     if not inquiry.reason or state.stopping or state.is_over:
         return ""
-    has_answers = not unanswered(state, dump_of(state, inquiry.request_id))
+    has_answers = not unanswered(state, state.stack_dumps.get(inquiry.request_id))
     return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

@@ -331,8 +331,7 @@ class RunLoop:
         self._memory, decisions = decided
         for decision in decisions:
             if isinstance(decision, Lose):
-                for node_rank in decision.node_ranks:
-                    self.note(Lost(why=decision.why), node_rank=node_rank)
+                self.note(Lost(why=decision.why), node_rank=decision.node_rank)
             elif isinstance(decision, Stop):
                 self.note(StopRequested(reason=decision.reason))
                 self._send_stop(decision.node_ranks, decision.grace_s, decision.reason)

@@ -67,9 +67,9 @@ class Limits:
 
 @frozen
 class Lose:
-    """Mark nodes as lost."""
+    """Mark a node as lost."""
 
-    node_ranks: tuple[int, ...]
+    node_rank: int
     why: str
 
 
@@ -142,9 +142,8 @@ def after_step(
     losses = _losses(state)
     # The state after these nodes are lost.
     events = [
-        Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
+        Event(node_rank=loss.node_rank, at_s=state.at_s, what=Lost(why=loss.why))
         for loss in losses
-        for node in loss.node_ranks
     ]
     if events:
         state = fold(state, events)
@@ -192,16 +191,16 @@ def is_left(state: RunState, memory: RunMemory) -> bool:
     return memory.has_left or (memory.wants_detach and bool(state.detached_by))
 
 
-def _losses(state: RunState) -> tuple[Lose, ...]:
+def _losses(state: RunState) -> list[Lose]:
     """Return the nodes to mark as lost now, in the middle of the run."""
     away = overdue(state)
     missed = tuple(node for node in missed_by_peers(state) if node not in away)
     why = f"it could not be reached for {NODE_LOST_S:g} s"
-    return (*_lost(away, why), *_lost(missed, UNHEARD))
+    return _lost(away, why) + _lost(missed, UNHEARD)
 
 
-def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
-    return (Lose(node_ranks=node_ranks, why=why),) if node_ranks else ()
+def _lost(node_ranks: tuple[int, ...], why: str) -> list[Lose]:
+    return [Lose(node_rank=node, why=why) for node in node_ranks]
 
 
 def _question_and_reason(

@@ -199,8 +199,8 @@ def standing_still() -> RunState:
         stacks[rank] = protocol.Stacks(
             request_id="1", rank=rank, local_rank=rank % 2, threads=threads
         )
-    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
-    return replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
+    dump = StackDump(at_s=90.0, stacks=stacks, nodes=(0, 1))
+    return replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps={"1": dump})
 
 
 def done() -> RunState:

@@ -27,7 +27,7 @@ from distmagic.render.rows import (
     under_titles,
 )
 from distmagic.render.table import NUMBER, Column, html_lines, html_table
-from distmagic.render.text_width import cut, spans
+from distmagic.render.text_width import cut, one_line, plain, spans
 from distmagic.state.model import RunState
 
 _STATE_COLOURS = {
@@ -77,28 +77,29 @@ def style() -> str:
 def head_and_table(state: RunState) -> tuple[str, str]:
     """Return the two upper parts of the live view."""
     view = overview(state)
-    hosts = _hardware(view) if len(view.hardware) <= _FEW_HOSTS else ""
+    loads = _loads(state)
+    hosts = _hardware(loads) if len(loads) <= _FEW_HOSTS else ""
     groups = [group for group in view.groups if not group.is_folded]
-    return _head(view), _table_of(groups, view.metrics, state.variable) + hosts
+    return _head(state, view), _table_of(groups, view.metrics, state.variable) + hosts
 
 
 def all_ranks(state: RunState) -> str:
     """Return every rank and the hardware of a large run, collapsed; "" if the table has one row for
     each rank.
     """
-    view = overview(state)
-    if len(view.hardware) <= _FEW_HOSTS:
-        return _folded(view, state.variable)
-    shown = min(MAX_HOSTS, len(view.hardware))
-    some = "" if shown == len(view.hardware) else f"{shown} of "
-    title = f"hardware of {some}{len(view.hardware)} hosts"
-    hosts = (
-        f'<details class="dm-all"><summary>{title}</summary>{_hardware(view)}</details>'
+    folded = _folded(overview(state), state.variable)
+    loads = _loads(state)
+    if len(loads) <= _FEW_HOSTS:
+        return folded
+    some = f"{MAX_HOSTS} of " if len(loads) > MAX_HOSTS else ""
+    title = f"hardware of {some}{len(loads)} hosts"
+    hosts = _hardware(loads)
+    return (
+        f'{folded}<details class="dm-all"><summary>{title}</summary>{hosts}</details>'
     )
-    return _folded(view, state.variable) + hosts
 
 
-def _head(view: Overview) -> str:
+def _head(state: RunState, view: Overview) -> str:
     parts = [f'<span class="dm-phase">{view.phase}</span>']
     if view.fraction is not None:
         parts.append(_bar(view.fraction))
@@ -111,11 +112,13 @@ def _head(view: Overview) -> str:
     tone = "dm-failed" if is_alarming else _phase_class(view.phase)
     line = f'<div class="dm-head {tone}">{" ".join(parts)}</div>'
     # The line with the call, the name and the start time of a run.
-    parts = [f'job <b class="dm-job">{escape(view.job)}</b>', escape(view.since)]
-    if view.call:
-        parts.insert(0, f"<code>{escape(view.call)}</code>")
-    words = " · ".join(part for part in parts if part)
-    line += f'<div class="dm-what">{words}</div>'
+    parts = [f'job <b class="dm-job">{escape(plain(state.job))}</b>']
+    if state.terms.call:
+        parts.insert(0, f"<code>{escape(one_line(state.terms.call))}</code>")
+    if state.began_unix_s:
+        now_s = state.began_unix_s + state.before_s + state.at_s
+        parts.append(f"since {q.moment(state.began_unix_s, now_s)}")
+    line += f'<div class="dm-what">{" · ".join(parts)}</div>'
     return line + "".join(map(alert_html, view.alerts))
 
 
@@ -154,15 +157,31 @@ def _folded(view: Overview, variable: str) -> str:
     return html
 
 
-def _hardware(view: Overview) -> str:
+def _loads(state: RunState) -> list[tuple[str, ...]]:
+    """Return host, CPU, memory, network and GPUs of each host of a running run."""
+    rows: list[tuple[str, ...]] = []
+    for node in () if state.is_over else state.nodes:
+        load = node.hardware
+        if load is None or node.phase == "gone" or node.broken:
+            continue
+        network = cpu = NOT_TOLD
+        if load.received_bytes_s is not None and load.sent_bytes_s is not None:
+            network = f"{q.per_second(load.received_bytes_s)} in, {q.per_second(load.sent_bytes_s)} out"
+        if load.cpu_utilization is not None:
+            cpu = q.percent(load.cpu_utilization)
+        memory = q.used(load.used_bytes, load.total_bytes)
+        gpus = q.gpus(load.gpus) or NOT_TOLD
+        rows.append((plain(node.host), cpu, memory, network, gpus))
+    return rows
+
+
+def _hardware(loads: Sequence[Sequence[str]]) -> str:
     """Return a table with the load of each host, "" without measurements."""
-    if not view.hardware:
+    if not loads:
         return ""
-    shown = view.hardware[:MAX_HOSTS]
-    titles = ("host", "CPU", "memory", "network", "GPUs")
-    columns = []
-    for title, cells in zip(titles, zip(*shown, strict=True), strict=True):
-        columns.append(Column(title, [cell or NOT_TOLD for cell in cells]))
+    shown = loads[:MAX_HOSTS]
+    rows = [("host", "CPU", "memory", "network", "GPUs"), *shown]
+    columns = [Column(title, cells) for title, *cells in zip(*rows, strict=True)]
     lines = html_lines(
         columns, [""] * len(shown), lambda one, row: escape(one.cells[row])
     )

@@ -12,6 +12,7 @@ from html import escape
 from distmagic.render import quantities as q
 from distmagic.render.curves import palette
 from distmagic.render.text_width import plain, spans
+from distmagic.state.builder import output_line
 from distmagic.state.model import OutputLine, RunState
 
 _LINES = 100
@@ -93,11 +94,8 @@ def _open(state: RunState) -> list[OutputLine]:
     found = []
     last_first = sorted(state.open_lines.items(), reverse=True)
     for (rank, node_rank, stream), text in last_first[-_MAX_OPEN:]:
-        host = state.nodes[node_rank].host
-        label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        visible = text.rstrip("\r").rpartition("\r")[2]
-        line = OutputLine(rank=rank, label=label, stream=stream, text=visible)
-        if visible.strip() and is_shown(state, line):
+        line = output_line(rank, state.nodes[node_rank].host, stream, text)
+        if line.text.strip() and is_shown(state, line):
             found.append(line)
     return found
 

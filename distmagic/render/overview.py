@@ -25,7 +25,7 @@ from distmagic.render.rows import (
 )
 from distmagic.render.text_width import one_line, plain
 from distmagic.state.explanation import Explanation, stacks_text
-from distmagic.state.hangs import dump_of, explain_dump, explain_last
+from distmagic.state.hangs import explain_dump, explain_last
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.phases import ALIVE, RunPhase, meaning_of
 from distmagic.state.standstill import all_still_s, is_worth_saying, still_ranks
@@ -50,7 +50,6 @@ class Alert:
 class Overview:
     """Everything except curves and output."""
 
-    job: str
     phase: RunPhase | Literal["detached", "last seen"]
     fraction: float | None
     facts: tuple[str, ...]  # the head's short phrases after the phase
@@ -58,10 +57,6 @@ class Overview:
     concern: str
     alerts: tuple[Alert, ...]
     groups: tuple[Group, ...]
-    # host, CPU, memory, network and GPUs of each host, "" if unknown
-    hardware: tuple[tuple[str, ...], ...]
-    call: str  # the user's call
-    since: str  # when the call started, "" if unknown
     metrics: tuple[str, ...]
 
 
@@ -71,21 +66,13 @@ def overview(state: RunState) -> Overview:
     is_seen_last = bool(state.seen_unix_s)
     slow = set() if is_seen_last else slow_ranks(workers)
     still = {} if is_seen_last else still_ranks(state)
-    since = ""
-    if state.began_unix_s:
-        now_s = state.began_unix_s + state.before_s + state.at_s
-        since = f"since {q.moment(state.began_unix_s, now_s)}"
     return Overview(
-        job=plain(state.job),
         phase=last_seen_word(state) if is_seen_last else state.phase,
         fraction=_fraction(state, workers),
         facts=tuple(_facts(state, workers, still)),
         concern=_concern(state, still, slow),
         alerts=tuple(_alerts(state)),
-        call=one_line(state.terms.call),
-        since=since,
         groups=tuple(groups(state, workers, slow, still, _standing_out(state))),
-        hardware=tuple(_hardware(state)),
         metrics=tuple(dict.fromkeys(name for w in workers for name in w.metrics)),
     )
 
@@ -164,12 +151,10 @@ def _part_of_run(worker: WorkerState) -> str:
 
 def _standing_out(state: RunState) -> Mapping[int, str]:
     """Return the ranks to look at first, with the reason, as far as their last answers show it."""
-    if not state.stack_dumps or state.phase == "done":
-        return {}
     last = explain_last(state)
-    if last is None:
+    if last is None or state.phase == "done":
         return {}
-    was_wanted = state.stack_dumps[-1].request_id == state.wanted_stacks
+    was_wanted = state.last_dump is state.stack_dumps.get(state.wanted_stacks)
     is_known = state.is_over or was_wanted or is_worth_saying(state, last)
     return last.standing_out if is_known else {}
 
@@ -189,7 +174,7 @@ def _concern(state: RunState, still: Mapping[int, float], slow: set[int]) -> str
         behind = [state.workers[rank] for rank in slow]
         slowest = min(behind, key=lambda w: (w.progress[0] or 0.0, -w.at_s))
         return _and_more(f"slow: {plain(slowest.label)}", " and", len(slow))
-    alive = [w for w in state.workers.values() if w.phase == "running"]
+    alive = state.running
     done = [w for w in state.workers.values() if w.phase == "done"]
     if state.phase != "running" or not alive or len(done) < len(alive):
         return ""
@@ -222,27 +207,6 @@ def size(state: RunState) -> str:
     ranks = 0 if state.cell else state.world_size
     ranks = ranks or len(state.workers)
     return f"{q.plural(ranks, 'rank')} on {hosts}" if ranks else hosts
-
-
-def _hardware(state: RunState) -> Iterable[tuple[str, ...]]:
-    """Yield the load of the hosts of a running run."""
-    if state.is_over:
-        return
-    for node in state.nodes:
-        told = node.hardware
-        if told is None or node.phase == "gone" or node.broken:
-            continue
-        network = ""
-        if told.received_bytes_s is not None and told.sent_bytes_s is not None:
-            network = f"{q.per_second(told.received_bytes_s)} in, {q.per_second(told.sent_bytes_s)} out"
-        cpu = told.cpu_utilization
-        yield (
-            plain(node.host),
-            "" if cpu is None else q.percent(cpu),
-            q.used(told.used_bytes, told.total_bytes),
-            network,
-            q.gpus(told.gpus),
-        )
 
 
 # ---- alerts
@@ -326,11 +290,11 @@ def _where_ranks_are(state: RunState) -> Iterable[Alert]:
     last = None if state.seen_unix_s else explain_last(state)
     if last is not None and not state.is_over and is_worth_saying(state, last):
         yield _places("warning", "", last)
-    dump = dump_of(state, state.wanted_stacks)
+    dump = state.stack_dumps.get(state.wanted_stacks)
     if state.is_over:
         if state.phase == "done":
             return
-        dump = state.stack_dumps[-1] if last is not None else dump
+        dump = dump if last is None else state.last_dump
     if dump is not None:
         when = f"at {q.duration(dump.at_s)}: "
         yield _places("info", when, explain_dump(state, dump))

@@ -6,6 +6,7 @@ A rank may print anything. A terminal only gets colours; a page only gets spans.
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterator
 from html import escape
@@ -160,36 +161,23 @@ def cut(text: str, columns: int) -> str:
         return text
     if columns <= 0:
         return ""
-    return text[: _fitting(text, columns - 1)] + "…"
-
-
-def _fitting(text: str, columns: int) -> int:
-    """Return how many characters of `text` fit into `columns`."""
-    for i, char in enumerate(text):
-        columns -= _columns(char)
-        if columns < 0:
-            return i
-    return len(text)
+    room = columns - 1
+    fits = 0
+    while room >= _columns(text[fits]):
+        room -= _columns(text[fits])
+        fits += 1
+    return f"{text[:fits]}…"
 
 
 def wrapped(text: str, columns: int, indent: str) -> list[str]:
     """Return `text` in lines of at most `columns`, broken between words; `indent` starts all except
     the first.
     """
-    lines = []
-    line = ""
-    columns = max(columns, len(indent) + 2)
-    for word in text.split():
-        longer = f"{line} {word}" if line.strip() else f"{line}{word}"
-        if columns_of(longer) > columns and line.strip():
-            lines.append(line)
-            longer = f"{indent}{word}"
-        while columns_of(longer) > columns:
-            fits = _fitting(longer, columns)
-            lines.append(longer[:fits])
-            longer = indent + longer[fits:]
-        line = longer
-    return [*lines, line] if line.strip() else lines
+    # textwrap counts characters, and a line may have all wide ones.
+    wide = sum(_columns(char) > 1 for char in text)
+    width = max(columns - wide, columns // 2)
+    words = " ".join(text.split())
+    return textwrap.wrap(words, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def cut_middle(text: str, columns: int) -> str:

@@ -286,7 +286,7 @@ class RunLoop:
                     self.state,
                     self._memory,
                     self._clock(),
-                    self._new_id,
+                    self._new_id(),
                     "terminated" if self.interrupts.was_sigterm else "interrupted",
                 )
             )
@@ -324,7 +324,7 @@ class RunLoop:
             self._perform(self._companion.sends(links))
         self._carry_out(
             decide.after_step(
-                self.state, limits, self._memory, self._clock(), self._new_id
+                self.state, limits, self._memory, self._clock(), self._new_id()
             )
         )
         self.show()
@@ -334,8 +334,7 @@ class RunLoop:
         self._memory, decisions = decided
         for decision in decisions:
             if isinstance(decision, Lose):
-                for node_rank in decision.node_ranks:
-                    self.note(Lost(why=decision.why), node_rank=node_rank)
+                self.note(Lost(why=decision.why), node_rank=decision.node_rank)
             elif isinstance(decision, Stop):
                 self.note(StopRequested(reason=decision.reason))
                 self._send_stop(decision.node_ranks, decision.grace_s, decision.reason)

@@ -169,13 +169,12 @@ class Board:
             self._is_closed = True
             widget.close(self._view)
 
-    def answer(
-        self, op: object, before: object = None, typed: object = None
-    ) -> dict[str, object]:
-        """Handle a page's request; "lines" asks for lines before a number.
+    def answer(self, content: Mapping[str, Any]) -> dict[str, object]:
+        """Handle a page's request `op`; "lines" asks for lines before a number.
 
         Raises `ValueError` for an unknown one.
         """
+        op, before, typed = (content.get(name) for name in ("op", "before", "typed"))
         if op == "hello":
             self.has_page = True
             state = self._state
@@ -203,7 +202,7 @@ class Board:
         """Handle a request that came as an ordinary widget message, from a front end without the
         control channel.
         """
-        self.answer(content.get("op"), content.get("before"), content.get("typed"))
+        self.answer(content)
 
     def _send(self, changes: Mapping[str, object]) -> None:
         with self._view.hold_sync():

@@ -17,13 +17,6 @@ from distmagic.state.model import OutputLine, RunState
 _ASCII = str.maketrans({"█": "#", "░": "-", "·": "|", "…": "~", "✗": "x"})
 
 
-def without_colours(line: OutputLine | str) -> str:
-    """Return a line with its rank as a prefix, without terminal control sequences."""
-    if isinstance(line, str):
-        return line
-    return f"{render.label(line)} {render.plain(line.text)}"
-
-
 class Questions:
     """Asks the user for input lines for ranks, one after the other: one line for each prompt.
 
@@ -76,17 +69,23 @@ class LineScreen(Screen):
         """Whether standard input is a terminal."""
         return is_terminal()
 
-    def _new_lines(self, state: RunState) -> list[OutputLine | str]:
-        """Return the lines of output since the last call; a text replaces those not kept."""
+    def _new_lines(self, state: RunState) -> list[str]:
+        """Return the lines of output since the last call, as this screen prints them; a text
+        replaces those not kept.
+        """
         fresh = max(0, state.lines_seen - self._seen)
         self._seen = state.lines_seen
         kept = state.lines[-fresh:] if fresh else ()
-        shown = [line for line in kept if render.is_shown(state, line)]
+        shown = [self._written(line) for line in kept if render.is_shown(state, line)]
         missed = fresh - len(kept)
-        if not missed:
-            return [*shown]
-        where = f"the whole log: {state.variable}.logs(rank)"
-        return [f"... {plural(missed, 'line')} not shown; {where}", *shown]
+        if missed:
+            where = f"the whole log: {state.variable}.logs(rank)"
+            shown.insert(0, f"... {plural(missed, 'line')} not shown; {where}")
+        return shown
+
+    def _written(self, line: OutputLine) -> str:
+        """Return a line with its rank as a prefix, without terminal control sequences."""
+        return f"{render.label(line)} {render.plain(line.text)}"
 
 
 def is_terminal() -> bool:

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from distmagic import render
 from distmagic.render.screen import Screen
-from distmagic.screens.lines import LineScreen, without_colours, write
+from distmagic.screens.lines import LineScreen, write
 from distmagic.state.model import RunState
 
 _LOG_EVERY_S = 30.0
@@ -26,7 +26,7 @@ class LogScreen(LineScreen):
 
     def show(self, state: RunState) -> None:
         """Print the output and the changes since the last call."""
-        self._print(self._output(state) + self._milestones(state))
+        self._print(self._new_lines(state) + self._milestones(state))
         self._state = state
 
     def _milestones(self, state: RunState) -> list[str]:
@@ -47,10 +47,7 @@ class LogScreen(LineScreen):
 
     def finish(self, state: RunState) -> None:
         """Print the last lines and the final table."""
-        self._print([*self._output(state), render.text(state, lines=0)])
-
-    def _output(self, state: RunState) -> list[str]:
-        return [without_colours(line) for line in self._new_lines(state)]
+        self._print([*self._new_lines(state), render.text(state, lines=0)])
 
     def _print(self, lines: list[str]) -> None:
         if lines:

@@ -69,7 +69,4 @@ def answered(content: Mapping[str, Any]) -> dict[str, object]:
     view = _views.get(str(content.get("view")))
     if view is None:
         raise ValueError("this view is gone")
-    answer: dict[str, object] = view.answer(
-        content.get("op"), content.get("before"), content.get("typed")
-    )
-    return answer
+    return dict(view.answer(content))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from distmagic import render
-from distmagic.screens.lines import LineScreen, without_colours, write
-from distmagic.state.model import RunState
+from distmagic.screens.lines import LineScreen, write
+from distmagic.state.model import OutputLine, RunState
 
 _STATUS_LINES = 10
 _LABEL_COLOURS = (94, 33, 32, 35, 36, 91, 34, 95)  # by rank, as ANSI colour codes
@@ -42,7 +42,7 @@ class TerminalScreen(LineScreen):
             _, rows = self._size()
             height = max(1, min(_STATUS_LINES, rows - 2))
             status = render.status(state, width=self._width(), height=height)
-        lines = self._written(state)
+        lines = self._new_lines(state)
         if lines or status != self._status or asks_anew:
             output = "".join(f"{line}\n" for line in lines)
             write(self._stream, self._erased() + output + "\n".join(status))
@@ -51,7 +51,7 @@ class TerminalScreen(LineScreen):
     def finish(self, state: RunState) -> None:
         """Replace the status by the last lines and the final table."""
         table = render.text(state, width=self._width(), lines=0)
-        output = "".join(f"{line}\n" for line in [*self._written(state), table])
+        output = "".join(f"{line}\n" for line in [*self._new_lines(state), table])
         write(self._stream, self._erased() + output)
         self._status = ()
 
@@ -73,16 +73,12 @@ class TerminalScreen(LineScreen):
         to_first_row = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{to_first_row}\x1b[J"
 
-    def _written(self, state: RunState) -> list[str]:
-        """Return the new lines as this screen prints them."""
-        found = []
-        for line in self._new_lines(state):
-            if isinstance(line, str) or not self._colours:
-                found.append(without_colours(line))
-                continue
-            colour = _TORCHRUN_COLOUR
-            if line.rank >= 0:
-                colour = _LABEL_COLOURS[line.rank % len(_LABEL_COLOURS)]
-            label = f"\x1b[{colour}m{render.label(line)}\x1b[0m"
-            found.append(f"{label} {render.coloured(line.text)}")
-        return found
+    def _written(self, line: OutputLine) -> str:
+        """Return a line with its rank as a prefix."""
+        if not self._colours:
+            return super()._written(line)
+        colour = _TORCHRUN_COLOUR
+        if line.rank >= 0:
+            colour = _LABEL_COLOURS[line.rank % len(_LABEL_COLOURS)]
+        label = f"\x1b[{colour}m{render.label(line)}\x1b[0m"
+        return f"{label} {render.coloured(line.text)}"

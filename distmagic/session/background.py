@@ -27,7 +27,7 @@ from distmagic.remote.system import threads
 from distmagic.remote.wire.protocol import FoundFile
 from distmagic.render.screen import Screen, UserRequest
 from distmagic.state.explanation import Explanation
-from distmagic.state.hangs import dump_of, explain_dump, unanswered
+from distmagic.state.hangs import explain_dump, unanswered
 from distmagic.state.model import RunState
 
 Left = Run | Detached  # of a run: the job of a Detached runs on
@@ -226,7 +226,7 @@ class BackgroundRun(Returned):
             screen.ask("stacks")
             screen.has_changed.wait_for(lambda: self._has_answers(before), _ANSWER_S)
             state = screen.state
-        dump = dump_of(state, state.wanted_stacks)
+        dump = state.stack_dumps.get(state.wanted_stacks)
         if dump is None or state.wanted_stacks == before:
             raise UsageError(f"No rank of job {self.job} has reported where it is.")
         return RunStacks(explanation=explain_dump(state, dump), job=self.job)
@@ -243,7 +243,7 @@ class BackgroundRun(Returned):
         """Whether all ranks have answered a request made after `before`, or no answer can come."""
         state = self.screen.state
         request_id = state.wanted_stacks
-        dump = dump_of(state, request_id)
+        dump = state.stack_dumps.get(request_id)
         is_answered = request_id != before and dump is not None
         return state.is_over or (is_answered and not unanswered(state, dump))
 

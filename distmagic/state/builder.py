@@ -6,7 +6,7 @@ It exists only within one call of `fold`, so that a batch of events costs one co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -74,7 +74,7 @@ class RunStateBuilder:
     detached_by: str
     advanced_at_s: float
     reaching_since_s: float
-    stack_dumps: list[StackDump]
+    stack_dumps: dict[str, StackDump]
     chose_port: bool
     paused: dict[int, protocol.Paused]
     paused_s: float
@@ -156,9 +156,9 @@ class RunStateBuilder:
         if what.request_id == protocol.LEFT:
             self.change_rank(what.rank, left=what)
             return
-        index = self._index_of_dump(what.request_id)
-        dump = self.stack_dumps[index]
-        self.stack_dumps[index] = replace(dump, stacks={**dump.stacks, what.rank: what})
+        dump = self._dump_of(what.request_id)
+        stacks = {**dump.stacks, what.rank: what}
+        self.stack_dumps[what.request_id] = replace(dump, stacks=stacks)
 
     def take_picture(self, worker: WorkerState, what: protocol.Picture) -> None:
         """Keep a picture of a rank if a page can draw it; drop the oldest ones."""
@@ -175,19 +175,16 @@ class RunStateBuilder:
 
     def take_dumped(self, node_rank: int, what: protocol.StacksDone) -> None:
         """Record that a node has sent the stacks of all its ranks for a request."""
-        index = self._index_of_dump(what.request_id)
-        dump = self.stack_dumps[index]
-        if node_rank not in dump.nodes:
-            self.stack_dumps[index] = replace(dump, nodes=(*dump.nodes, node_rank))
+        dump = self._dump_of(what.request_id)
+        nodes = frozenset((*dump.nodes, node_rank))
+        self.stack_dumps[what.request_id] = replace(dump, nodes=nodes)
 
-    def _index_of_dump(self, request_id: str) -> int:
-        """Return the index of the answers to a request; the first answer adds an entry."""
-        for index, dump in enumerate(self.stack_dumps):
-            if dump.request_id == request_id:
-                return index
-        self.stack_dumps.append(StackDump(request_id=request_id, at_s=self.at_s))
-        del self.stack_dumps[:-KEPT_DUMPS]
-        return len(self.stack_dumps) - 1
+    def _dump_of(self, request_id: str) -> StackDump:
+        """Return the answers to a request; the first answer adds an entry, and drops the oldest."""
+        dump = self.stack_dumps.setdefault(request_id, StackDump(at_s=self.at_s))
+        if len(self.stack_dumps) > KEPT_DUMPS:
+            del self.stack_dumps[next(iter(self.stack_dumps))]
+        return dump
 
     # ---- shared by several events
 
@@ -253,10 +250,7 @@ class RunStateBuilder:
             if detailed_logs.is_detail(text):
                 return
         host = self.nodes[node_rank].host
-        label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
-        self.lines.append(
-            OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
-        )
+        self.lines.append(output_line(rank, host, stream, text))
         self.lines_seen += 1
 
     def close_lines(
@@ -273,6 +267,14 @@ class RunStateBuilder:
 
 
 _FIELDS = tuple(RunStateBuilder.__annotations__)
+# Functions that change a builder, by the type of their event.
+Handlers = dict[type, Callable[..., None]]
+
+
+def output_line(rank: int, host: str, stream: str, text: str) -> OutputLine:
+    """Return a line of a rank, or of torchrun (-1), as a terminal would show it."""
+    label = f"rank {rank} {host}" if rank >= 0 else f"torchrun {host}"
+    return OutputLine(rank=rank, label=label, stream=stream, text=_last_drawn(text))
 
 
 def _last_drawn(text: str) -> str:

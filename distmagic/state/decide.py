@@ -15,7 +15,6 @@ stacks; `Inquiry` remembers that request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Literal
 
@@ -68,9 +67,9 @@ class Limits:
 
 @frozen
 class Lose:
-    """Mark nodes as lost."""
+    """Mark a node as lost."""
 
-    node_ranks: tuple[int, ...]
+    node_rank: int
     why: str
 
 
@@ -133,19 +132,18 @@ Decided = tuple[RunMemory, tuple[Decision, ...]]
 
 
 def after_step(
-    state: RunState, limits: Limits, memory: RunMemory, now_s: float, new_id: Callable[[], str]
-) -> Decided:  # fmt: skip
+    state: RunState, limits: Limits, memory: RunMemory, now_s: float, request_id: str
+) -> Decided:
     """Return the decisions for a state.
 
-    Lost nodes are determined before it is decided whether to stop. `new_id` makes the ID of a
-    request.
+    Lost nodes are determined before it is decided whether to stop. `request_id` is new, for the
+    request that may follow.
     """
     losses = _losses(state)
     # The state after these nodes are lost.
     events = [
-        Event(node_rank=node, at_s=state.at_s, what=Lost(why=loss.why))
+        Event(node_rank=loss.node_rank, at_s=state.at_s, what=Lost(why=loss.why))
         for loss in losses
-        for node in loss.node_ranks
     ]
     if events:
         state = fold(state, events)
@@ -154,7 +152,7 @@ def after_step(
     if late:
         memory = replace(memory, stopped_late=memory.stopped_late.union(late))
         decisions.append(StopLate(node_ranks=late))
-    memory, asked, reason = _question_and_reason(state, limits, memory, new_id)
+    memory, asked, reason = _question_and_reason(state, limits, memory, request_id)
     decisions += asked
     if reason and memory.give_up_at_s is None:
         memory, stop = stopped(state, memory, now_s, reason)
@@ -172,7 +170,7 @@ def after_step(
 
 
 def after_interrupt(
-    state: RunState, memory: RunMemory, now_s: float, new_id: Callable[[], str], reason: StopReason = "interrupted"
+    state: RunState, memory: RunMemory, now_s: float, request_id: str, reason: StopReason = "interrupted"
 ) -> Decided:  # fmt: skip
     """Return the decisions after an interrupt: stop the run politely, or at once if it is already
     stopping. A detached job runs on.
@@ -183,7 +181,7 @@ def after_interrupt(
     if state.detached_by:
         return replace(memory, has_left=True), ()
     if is_worth_asking(state, memory.inquiry):
-        inquiry = begun_inquiry(state, reason, new_id())
+        inquiry = begun_inquiry(state, reason, request_id)
         return _inquired(memory, inquiry)
     return stopped(state, memory, now_s, reason)
 
@@ -193,20 +191,20 @@ def is_left(state: RunState, memory: RunMemory) -> bool:
     return memory.has_left or (memory.wants_detach and bool(state.detached_by))
 
 
-def _losses(state: RunState) -> tuple[Lose, ...]:
+def _losses(state: RunState) -> list[Lose]:
     """Return the nodes to mark as lost now, in the middle of the run."""
     away = overdue(state)
     missed = tuple(node for node in missed_by_peers(state) if node not in away)
     why = f"it could not be reached for {NODE_LOST_S:g} s"
-    return (*_lost(away, why), *_lost(missed, UNHEARD))
+    return _lost(away, why) + _lost(missed, UNHEARD)
 
 
-def _lost(node_ranks: tuple[int, ...], why: str) -> tuple[Lose, ...]:
-    return (Lose(node_ranks=node_ranks, why=why),) if node_ranks else ()
+def _lost(node_ranks: tuple[int, ...], why: str) -> list[Lose]:
+    return [Lose(node_rank=node, why=why) for node in node_ranks]
 
 
 def _question_and_reason(
-    state: RunState, limits: Limits, memory: RunMemory, new_id: Callable[[], str]
+    state: RunState, limits: Limits, memory: RunMemory, request_id: str
 ) -> tuple[RunMemory, tuple[Decision, ...], StopReason | Literal[""]]:
     """Return requests for ranks without progress, and the reason to stop the run now; "" for
     none.
@@ -216,16 +214,16 @@ def _question_and_reason(
         return memory, (), reason
     inquiry = memory.inquiry
     if reason and limits.timeout_s is not None:
-        inquiry = timeout_inquiry(state, inquiry, limits.timeout_s, new_id)
+        inquiry = timeout_inquiry(state, inquiry, limits.timeout_s, request_id)
     else:
-        inquiry = hang_inquiry(state, inquiry, limits.hang_timeout_s, new_id)
+        inquiry = hang_inquiry(state, inquiry, limits.hang_timeout_s, request_id)
     memory, asked = _inquired(memory, inquiry)
     if inquiry.reason:
         return memory, asked, reason_after_inquiry(state, inquiry)
     how = "" if reason else look(state, memory.looked_at_s)
     if how:
         memory = replace(memory, looked_at_s=state.at_s)
-        asked = (*asked, AskForStacks(request_id=new_id(), quietly=how == "quiet"))
+        asked = (AskForStacks(request_id=request_id, quietly=how == "quiet"),)
     return memory, asked, reason
 
 

@@ -18,21 +18,27 @@ SHOWN_GROUPS = 8  # groups whose stacks are shown
 _LIST_AT_MOST = 12  # ranks that are listed one by one; longer lists become ranges
 _STORE = "torch/distributed/rendezvous.py"
 _JOINS = ("torch/multiprocessing/spawn.py", "multiprocessing/process.py")
+# The verbs of `StackGroup`, for one rank and for several.
+_SEVERAL = {"waits": "wait", "is": "are", "runs": "run", "doesn't": "don't"}
 
 
 @frozen
 class StackGroup:
     """Ranks at the same place."""
 
-    ranks: tuple[int, ...]
-    labels: tuple[str, ...]  # their names
-    # what they do, for one rank and for several: ("waits in all_reduce", "wait in all_reduce")
-    doing: tuple[str, str]
+    labels: Mapping[int, str]  # their names, by rank
+    # what one of them does: "waits" "in all_reduce"
+    verb: str
+    doing: str
     place: str  # where they are
     in_collective: bool = False
-    waits: bool = False  # its stack shows that it waits, such as for its DataLoader
     awaits: str = ""  # the collective call that only the record of its calls shows
     threads: tuple[Thread, ...] = ()  # () if the ranks don't answer
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks."""
+        return tuple(self.labels)
 
 
 @frozen
@@ -146,8 +152,8 @@ class Explanation:
         if len(ranks) > 1:
             return f"ranks {listed(ranks)}"
         for group in self.groups:
-            if ranks[0] in group.ranks:
-                return group.labels[group.ranks.index(ranks[0])]
+            if ranks[0] in group.labels:
+                return group.labels[ranks[0]]
         return f"rank {ranks[0]}"
 
     def _advice_by_calls(self, parted: Parting) -> str:
@@ -174,24 +180,20 @@ def _sentences(groups: Sequence[StackGroup], world: int | None) -> list[str]:
     found = [sentence_of(group, world) for group in groups if not group.awaits]
     for called in dict.fromkeys(group.awaits for group in groups if group.awaits):
         same = [group for group in groups if group.awaits == called]
-        labels = {
-            rank: label
-            for group in same
-            for rank, label in zip(group.ranks, group.labels, strict=True)
-        }
-        is_one = len(labels) == 1
-        verb = "waits" if is_one else "wait"
-        place = f", and {'is' if is_one else 'are'} {same[0].place}"
-        ranks = tuple(sorted(labels))
+        labels: dict[int, str] = {}
+        for group in same:
+            labels.update(group.labels)
         merged = replace(
             same[0],
-            ranks=ranks,
-            labels=tuple(labels[rank] for rank in ranks),
-            doing=(f"{verb} for {called}", f"{verb} for {called}"),
+            labels=dict(sorted(labels.items())),
+            verb="waits",
+            doing=f"for {called}",
             place="",
         )
-        has_one_place = len(same) == 1 and not called.endswith(same[0].place)
-        found.append(sentence_of(merged, world) + (place if has_one_place else ""))
+        words = sentence_of(merged, world)
+        if len(same) == 1 and not called.endswith(same[0].place):
+            words += f", and {_verb(merged, 'is')} {same[0].place}"
+        found.append(words)
     return found
 
 
@@ -200,16 +202,19 @@ def sentence_of(group: StackGroup, world: int | None) -> str:
 
     `world` is the number of ranks, if known.
     """
-    one, several = group.doing
-    doing = one if len(group.ranks) == 1 else several
-    parts = (_names(group, world), doing, group.place)
+    verb = _verb(group, group.verb)
+    parts = (_names(group, world), verb, group.doing, group.place)
     return " ".join(part for part in parts if part)
 
 
+def _verb(group: StackGroup, verb: str) -> str:
+    return verb if len(group.labels) == 1 else _SEVERAL[verb]
+
+
 def _names(group: StackGroup, world: int | None) -> str:
-    if len(group.ranks) == 1:
-        return group.labels[0]
-    if len(group.ranks) == world:
+    if len(group.labels) == 1:
+        return next(iter(group.labels.values()))
+    if len(group.labels) == world:
         return "both ranks" if world == 2 else f"all {world} ranks"
     return f"ranks {listed(group.ranks)}"
 

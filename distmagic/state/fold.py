@@ -11,7 +11,7 @@ instead of one per event. Events of different nodes come in any order. No event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from distmagic.failures import failure_kind
@@ -20,7 +20,7 @@ from distmagic.remote.wire.bounds import MOST_NODES
 from distmagic.remote.wire.protocol import JobTerms
 from distmagic.remote.wire.vocabulary import known_stop_reason
 from distmagic.state import fold_launcher, fold_ranks
-from distmagic.state.builder import RunStateBuilder
+from distmagic.state.builder import Handlers, RunStateBuilder
 from distmagic.state.events import Event
 from distmagic.state.model import ANY_TERMS, NodeState, RunState
 from distmagic.state.phases import GangState
@@ -230,7 +230,7 @@ def _final(builder: RunStateBuilder, node: int, what: protocol.Final) -> None:
     builder.end_all_on(node, "stopped")
 
 
-_HANDLERS: dict[type, Callable[..., None]] = {
+_HANDLERS: Handlers = {
     protocol.Hello: _hello,
     protocol.EngineEnded: _engine_ended,
     protocol.Endpoint: _endpoint,

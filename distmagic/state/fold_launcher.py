@@ -4,10 +4,9 @@ nodes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from distmagic.state.builder import RunStateBuilder
+from distmagic.state.builder import Handlers, RunStateBuilder
 from distmagic.state.events import (
     Abandoned,
     Broken,
@@ -109,7 +108,7 @@ def _stacks_wanted(builder: RunStateBuilder, _: int, what: StacksWanted) -> None
     builder.wanted_stacks = what.request_id
 
 
-HANDLERS: dict[type, Callable[..., None]] = {
+HANDLERS: Handlers = {
     **dict.fromkeys(_PHASES, _advanced),
     Warned: _warned,
     Planned: _planned,

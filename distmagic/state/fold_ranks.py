@@ -6,13 +6,13 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from distmagic.failures import failure_kind
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.bounds import MOST_RANKS
-from distmagic.state.builder import STREAMS, RunStateBuilder
+from distmagic.state.builder import STREAMS, Handlers, RunStateBuilder
 from distmagic.state.model import WorkerState
 from distmagic.state.phases import RankPhase
 from distmagic.state.progress import has_shown_progress, have_moved, is_of_a_wait
@@ -291,7 +291,7 @@ def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> Ran
 
 
 # The handlers of events that only count if the node has their rank: they get the rank's state.
-OF_A_RANK: dict[type, Callable[..., None]] = {
+OF_A_RANK: Handlers = {
     protocol.Stacks: RunStateBuilder.take_stacks,
     protocol.Picture: RunStateBuilder.take_picture,
     protocol.Progress: _progress,
@@ -301,7 +301,7 @@ OF_A_RANK: dict[type, Callable[..., None]] = {
     protocol.CellEnded: _of_cell,
     protocol.Ended: _ended,
 }
-HANDLERS: dict[type, Callable[..., None]] = {
+HANDLERS: Handlers = {
     protocol.Worker: _worker,
     protocol.Output: _output,
 }

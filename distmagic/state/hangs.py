@@ -33,14 +33,6 @@ _WAITS = (
 _WRAPPERS = ("wrapper", "inner", "decorator")
 
 
-def dump_of(state: RunState, request_id: str) -> StackDump | None:
-    """Return the answers to a request; None if there are none yet."""
-    for dump in state.stack_dumps:
-        if dump.request_id == request_id:
-            return dump
-    return None
-
-
 def unanswered(state: RunState, dump: StackDump | None) -> tuple[int, ...]:
     """Return the nodes without answers of all their ranks.
 
@@ -58,9 +50,10 @@ def explain_last(state: RunState) -> Explanation | None:
     """Return where the ranks are, by the last request for stacks; None if a rank has advanced
     since.
     """
-    if not state.stack_dumps or state.stack_dumps[-1].at_s < state.advanced_at_s:
+    dump = state.last_dump
+    if dump is None or dump.at_s < state.advanced_at_s:
         return None
-    found = explain_dump(state, state.stack_dumps[-1])
+    found = explain_dump(state, dump)
     return found if found.groups or found.unanswered else None
 
 
@@ -137,7 +130,7 @@ def _waiting(group: StackGroup, parted: Parting | None) -> StackGroup:
     """Return the group with the call for which its ranks wait, if only their recorded calls show
     it: NCCL's return before they are over.
     """
-    is_known = group.in_collective or not group.threads or group.waits
+    is_known = group.in_collective or not group.threads or group.verb == "waits"
     if is_known or parted is None or parted.kind != "behind":
         return group
     side = parted.sides[0]
@@ -168,32 +161,29 @@ def _key(stacks: Stacks) -> object:
 
 
 def _group(members: Sequence[tuple[str, Stacks]]) -> StackGroup:
-    ranks = tuple(stacks.rank for _, stacks in members)
-    labels = [
-        f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})"
+    labels = {
+        stacks.rank: f"rank {stacks.rank} ({host}, local_rank {stacks.local_rank})"
         for host, stacks in members
-    ]
+    }
     _, first = members[0]
-    frames = first.threads[0].frames if first.threads else ()
-    doing, in_collective = _doing(frames)
-    waits = doing[0].startswith("waits")
     if not first.threads:
-        why = first.silence
-        doing = (f"doesn't answer: {why}", f"don't answer: {why}")
+        doing = f"answer: {first.silence}"
+        return StackGroup(labels=labels, verb="doesn't", doing=doing, place="")
+    frames = first.threads[0].frames
+    verb, doing, in_collective = _doing(frames)
     return StackGroup(
-        ranks=ranks,
-        labels=tuple(labels),
+        labels=labels,
+        verb=verb,
         doing=doing,
         place=_place(frames),
         in_collective=in_collective,
-        waits=waits,
         threads=first.threads,
     )
 
 
-def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
-    """Return what a main thread does, worded for one rank and for several, and whether it is in a
-    collective call.
+def _doing(frames: Sequence[Frame]) -> tuple[str, str, bool]:
+    """Return what a main thread does, as a verb and other words, and whether it is in a collective
+    call.
     """
     last = -1  # the innermost frame of the user's own code
     for index, frame in enumerate(frames):
@@ -202,21 +192,18 @@ def _doing(frames: Sequence[Frame]) -> tuple[tuple[str, str], bool]:
     called = frames[last + 1 :]
     call = _collective(called)
     if call:
-        return (f"waits in {call}", f"wait in {call}"), True
+        return "waits", f"in {call}", True
     for frame in called:
         for start, words in _WAITS:
             if frame.file.startswith(start):
-                what = words.format(frame.function)
-                return (f"waits {what}", f"wait {what}"), False
+                return "waits", words.format(frame.function), False
     if not frames:
-        return ("runs no Python code", "run no Python code"), False
+        return "runs", "no Python code", False
     if called and last >= 0:
         innermost = called[-1]
-        where = f" in {innermost.function} of {innermost.file}, called"
-    else:
-        name = frames[-1].function
-        where = "" if name == "<module>" else f" in {name}"
-    return (f"is{where}", f"are{where}"), False
+        return "is", f"in {innermost.function} of {innermost.file}, called", False
+    name = frames[-1].function
+    return "is", "" if name == "<module>" else f"in {name}", False
 
 
 def _collective(called: Sequence[Frame]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Literal
 
@@ -204,10 +204,9 @@ class ShownPicture:
 class StackDump:
     """The answers to one request for stacks."""
 
-    request_id: str  # ID of the request
     at_s: float  # when the first answer came
     stacks: Mapping[int, protocol.Stacks] = field(default_factory=dict)  # by rank
-    nodes: tuple[int, ...] = ()  # those that have answered for all their ranks
+    nodes: Collection[int] = ()  # those that have answered for all their ranks
 
 
 @frozen
@@ -236,7 +235,7 @@ class RunState:
                         it needs one
     advanced_at_s       when a rank last advanced (see `progress.is_hung`); a stop freezes this time
     reaching_since_s    when a node was last reached while no other one was; 0 before the first
-    stack_dumps         the answers to the last few requests for stacks
+    stack_dumps         the answers to the last few requests for stacks, by the ID of the request
     paused              the ranks that wait for the user's input
     paused_s            the total time during which any rank waited so
     resumed_at_s        when a rank last resumed after such a wait; 0 before the first
@@ -285,7 +284,7 @@ class RunState:
     detached_by: str = ""
     advanced_at_s: float = 0.0
     reaching_since_s: float = 0.0
-    stack_dumps: tuple[StackDump, ...] = ()
+    stack_dumps: Mapping[str, StackDump] = field(default_factory=dict)
     before_s: float = 0.0
     chose_port: bool = False
     paused: Mapping[int, protocol.Paused] = field(default_factory=dict)
@@ -352,6 +351,16 @@ class RunState:
     def at_work(self) -> set[int]:
         """The nodes that have, or had, a rank."""
         return {worker.node_rank for worker in self.workers.values()}
+
+    @property
+    def last_dump(self) -> StackDump | None:
+        """The answers to the last request for stacks; None if there are none."""
+        return next(reversed([*self.stack_dumps.values()]), None)
+
+    @property
+    def running(self) -> list[WorkerState]:
+        """The ranks that run."""
+        return [one for one in self.workers.values() if one.phase == "running"]
 
     @property
     def is_lost(self) -> bool:

@@ -60,19 +60,23 @@ class StopMeaning:
 
 
 STOP_MEANINGS: dict[str, StopMeaning] = {
-    "failed": StopMeaning(is_explained=True),
-    "lost": StopMeaning(is_explained=True),
+    **dict.fromkeys(("failed", "lost"), StopMeaning(is_explained=True)),
+    **dict.fromkeys(
+        (
+            "interrupted",
+            "terminated",
+            "timeout",
+            "rendezvous",
+            "hung",
+            "gang",
+            "abandoned",
+        ),
+        StopMeaning(is_wish=True),
+    ),
     "lease": StopMeaning(in_row="stopped: this notebook did not renew its lease"),
-    "interrupted": StopMeaning(is_wish=True),
-    "terminated": StopMeaning(is_wish=True),
-    "timeout": StopMeaning(is_wish=True),
-    "rendezvous": StopMeaning(is_wish=True),
-    "hung": StopMeaning(is_wish=True),
     "stopped": StopMeaning(),
     "the agent was asked to end": StopMeaning(in_row="the agent was asked to end"),
     "idle": StopMeaning(in_row="stopped: no cell ran on its ranks"),
-    "gang": StopMeaning(is_wish=True),
-    "abandoned": StopMeaning(is_wish=True),
     "too late": StopMeaning(in_row="came too late"),
     "another host could not start": StopMeaning(
         in_row="stopped: another host could not start"

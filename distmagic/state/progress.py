@@ -30,10 +30,8 @@ def is_hung(state: RunState, hang_timeout_s: float | None) -> bool:
         return False
     if hang_timeout_s is None or state.stopping or state.is_over:
         return False
-    has_running_rank = any(
-        worker.phase == "running" for worker in state.workers.values()
-    )
-    return has_running_rank and state.at_s - state.advanced_at_s > hang_timeout_s
+    still_s = state.at_s - state.advanced_at_s
+    return bool(state.running) and still_s > hang_timeout_s
 
 
 def has_shown_progress(worker: WorkerState) -> bool:

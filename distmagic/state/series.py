@@ -255,13 +255,14 @@ def _telling(part: array[float]) -> list[int]:
     # The usual case: this takes a quarter of the time of the code below.
     if math.isfinite(sum(part)):
         return sorted({part.index(min(part)), part.index(max(part))})
-    finite = [index for index, value in enumerate(part) if math.isfinite(value)]
-    nans = [index for index, value in enumerate(part) if math.isnan(value)]
-    infinite = [index for index, value in enumerate(part) if math.isinf(value)]
-    places = {*nans[:1], *infinite[:1]}
+    places = set()
+    for is_bad in (math.isnan, math.isinf):
+        bad = list(map(is_bad, part))
+        if any(bad):
+            places.add(bad.index(True))
+    finite = list(filter(math.isfinite, part))
     if finite:
-        places.add(min(finite, key=part.__getitem__))
-        places.add(max(finite, key=part.__getitem__))
+        places |= {part.index(min(finite)), part.index(max(finite))}
     return sorted(places)
 
 

@@ -16,14 +16,14 @@ decide.py sends the request when an inquiry starts, and stops the run for its re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.vocabulary import StopReason
 from distmagic.state.explanation import Explanation
-from distmagic.state.hangs import dump_of, unanswered
+from distmagic.state.hangs import unanswered
 from distmagic.state.model import RunState, WorkerState
 from distmagic.state.progress import has_shown_progress, is_hung
 
@@ -108,7 +108,7 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
         return ""
     if not _at_work(state):
         return ""  # no cell runs
-    asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps)])
+    asked_at_s = max([looked_at_s, *(dump.at_s for dump in state.stack_dumps.values())])
     asked_after_s = max(0.0, asked_at_s - state.advanced_at_s)
     still_s = state.at_s - state.advanced_at_s
     if (
@@ -116,8 +116,7 @@ def look(state: RunState, looked_at_s: float) -> Literal["", "quiet", "full"]:
         and all_still_s(state, still_ranks(state)) is not None
     ):
         return "full"
-    running = [one for one in state.workers.values() if one.phase == "running"]
-    if len(running) < 2 or any(node.broken for node in state.nodes):
+    if len(state.running) < 2 or any(node.broken for node in state.nodes):
         return ""  # no other rank to wait for, or not all can be asked
     return "quiet" if still_s >= max(GLANCE_S, 2 * asked_after_s) else ""
 
@@ -142,8 +141,7 @@ def is_worth_saying(state: RunState, found: Explanation) -> bool:
 
 def _at_work(state: RunState) -> list[WorkerState]:
     """Return the running ranks, without those that wait for their next cell."""
-    workers = state.workers.values()
-    return [one for one in workers if one.phase == "running" and not one.is_idle]
+    return [one for one in state.running if not one.is_idle]
 
 
 def _can_tell(state: RunState, worker: WorkerState) -> bool:
@@ -173,22 +171,22 @@ class Inquiry:
 
 
 def hang_inquiry(
-    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, new_id: Callable[[], str]
-) -> Inquiry:  # fmt: skip
+    state: RunState, inquiry: Inquiry, hang_timeout_s: float | None, request_id: str
+) -> Inquiry:
     """Return the updated inquiry of a hang: it starts as soon as no rank advances, and is dropped
     when one advances again.
 
-    An inquiry because of an interrupt continues. `new_id` makes the ID of the request.
+    An inquiry because of an interrupt continues. `request_id` is that of a new one.
     """
     if inquiry.reason in ("interrupted", "terminated"):
         return inquiry
     if not is_hung(state, hang_timeout_s):
         return Inquiry()
-    return inquiry if inquiry.reason else begun_inquiry(state, "hung", new_id())
+    return inquiry if inquiry.reason else begun_inquiry(state, "hung", request_id)
 
 
 def timeout_inquiry(
-    state: RunState, inquiry: Inquiry, timeout_s: float, new_id: Callable[[], str]
+    state: RunState, inquiry: Inquiry, timeout_s: float, request_id: str
 ) -> Inquiry:
     """Return the inquiry before a stop by --timeout; it asks only if the run has stood still for
     long.
@@ -199,7 +197,7 @@ def timeout_inquiry(
         return replace(inquiry, reason="timeout")
     still_s = min(WORTH_ASKING_S, max(_LEAST_STILL_S, timeout_s / 2))
     if is_worth_asking(state, inquiry, still_s):
-        return begun_inquiry(state, "timeout", new_id())
+        return begun_inquiry(state, "timeout", request_id)
     return inquiry
 
 
@@ -212,9 +210,7 @@ def is_worth_asking(
     if inquiry.reason or state.stopping or state.paused:
         return False
     has_stood_still = state.at_s - state.advanced_at_s > still_s
-    return has_stood_still and any(
-        worker.phase == "running" for worker in state.workers.values()
-    )
+    return has_stood_still and bool(state.running)
 
 
 def begun_inquiry(state: RunState, reason: StopReason, request_id: str) -> Inquiry:
@@ -228,5 +224,5 @@ def reason_after_inquiry(state: RunState, inquiry: Inquiry) -> StopReason | Lite
     """
     if not inquiry.reason or state.stopping or state.is_over:
         return ""
-    has_answers = not unanswered(state, dump_of(state, inquiry.request_id))
+    has_answers = not unanswered(state, state.stack_dumps.get(inquiry.request_id))
     return inquiry.reason if has_answers or state.at_s > inquiry.until_s else ""

@@ -169,12 +169,12 @@ def _stood_still(state: RunState) -> tuple[str, str, str]:
     """Return where ranks stood still before a stop, what to do, and their stacks; "" each if
     unknown.
     """
-    explanation = explain_last(state)
+    explanation, dump = explain_last(state), state.last_dump
     # Replayed events have lost their order in time; a run that hung had stood still in any case.
     is_unknown = state.before_s and state.stopping != "hung"
-    if explanation is None or is_unknown:
+    if explanation is None or dump is None or is_unknown:
         return "", "", ""
-    stood_s = state.stack_dumps[-1].at_s - state.advanced_at_s
+    stood_s = dump.at_s - state.advanced_at_s
     where = f"No rank had advanced for {stood_s:.0f} s before that. Where they were: {explanation.sentence}."
     written = f"The whole output of a rank: {state.variable}.logs(rank)."
     return where, _joined(explanation.advice, written), stacks_text(explanation)

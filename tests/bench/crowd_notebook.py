@@ -125,7 +125,7 @@ def _board_in_a_page(sent: Sent) -> Board:
         send(data, **more)
 
     comm.send = counted
-    board.answer("hello")
+    board.answer({"op": "hello"})
     return board
 
 

@@ -94,7 +94,7 @@ class PlainPage:
 
     def _answer(self, content: dict[str, Any]) -> dict[str, object]:
         assert self._board is not None
-        return self._board.answer(content["op"], content["before"])
+        return self._board.answer(content)
 
     def open(self, theme: str) -> None:
         """Load a page anew that shows nothing yet."""
@@ -106,7 +106,7 @@ class PlainPage:
         )
         assert self._view is not None
         self.page.evaluate("first => begin(first)", self._view.taken())
-        self._board.answer("hello")
+        self._board.answer({"op": "hello"})
 
     def _make_view(self, view_id: str) -> FedView:
         self._view = FedView(view_id)

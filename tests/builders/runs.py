@@ -56,7 +56,8 @@ class FakeScreen:
 class ScriptedRun:
     """A run of two hosts: each step is a list of events, or an interrupt, and takes `step_s`.
 
-    It is the loop's queue and its executor. `stops` are (nodes, grace in seconds, reason), `actions` all that was begun.
+    It is the loop's queue and its executor. `stops` are (nodes, grace in seconds, reason), `actions` all that was begun,
+    `requests` those for stacks, and `asks` those of them that are not quiet.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ScriptedRun:
         self.elapsed_s = 0.0
         self.actions: list[Action] = []
         self.stops: list[tuple[list[int], float, str]] = []
-        self.asks = 0
+        self.asks = self.requests = 0
         self._links: dict[int, Any] = {}
 
     def run(
@@ -81,7 +82,7 @@ class ScriptedRun:
         numbers = itertools.count(1)
 
         def new_id() -> str:
-            return f"ask{next(numbers)}"
+            return f"ask{self.requests + 1}"
 
         def clock() -> float:
             return self.elapsed_s
@@ -101,7 +102,10 @@ class ScriptedRun:
             for node in range(len(HOSTS))
         }
         table = NodeTable(
-            range(len(HOSTS)), 60.0, new_id, Growth(host_names=(*HOSTS, "gpu-c"))
+            range(len(HOSTS)),
+            60.0,
+            lambda: f"join{next(numbers)}",
+            Growth(host_names=(*HOSTS, "gpu-c")),
         )
         loop.follow(table, self, self._links, limits or Limits(), detach=detach)
         return loop.state
@@ -135,6 +139,7 @@ class ScriptedRun:
             ]
             self.stops.append((nodes, action.message.grace_s, action.message.reason))
         if isinstance(action, Send) and isinstance(action.message, p.DumpStacks):
+            self.requests += 1
             self.asks += not action.message.quietly
 
     def keep_lease_over(self, links: tuple[Any, ...]) -> None:

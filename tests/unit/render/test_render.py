@@ -415,13 +415,13 @@ def test_stacks_that_the_user_asked_for_are_shown_while_ranks_move():
         rank: Stacks(request_id="7", rank=rank, local_rank=rank % 2, threads=threads)
         for rank in range(4)
     }
-    dump = StackDump(request_id="7", at_s=26.0, stacks=stacks, nodes=(0, 1))
+    dump = StackDump(at_s=26.0, stacks=stacks, nodes=(0, 1))
     asking = replace(running(), wanted_stacks="7")
     assert "asking every rank" in render.html(asking)
-    html = render.html(replace(asking, stack_dumps=(dump,)))
+    html = render.html(replace(asking, stack_dumps={"7": dump}))
     assert "at 26 s: all 4 ranks" in html
     assert "load()" in html
-    ended = replace(over(asking), stack_dumps=(dump,))
+    ended = replace(over(asking), stack_dumps={"7": dump})
     assert "line 14" not in render.html(ended)
     stopped = replace(ended, stopping="interrupted")
     assert "at 26 s: all 4 ranks are in train" in render.html(stopped)
@@ -436,8 +436,8 @@ def test_the_rank_that_the_others_wait_for_is_marked():
         rank: Stacks(request_id="1", rank=rank, local_rank=rank % 2, threads=(Thread(frames=(mine if rank == 1 else waits,)),))
         for rank in range(4)
     }  # fmt: skip
-    dump = StackDump(request_id="1", at_s=90.0, stacks=stacks, nodes=(0, 1))
-    state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps=(dump,))
+    dump = StackDump(at_s=90.0, stacks=stacks, nodes=(0, 1))
+    state = replace(running(), at_s=91.0, advanced_at_s=27.0, stack_dumps={"1": dump})
     assert "Look at rank 1" in render.text(state)
     rows = overview(state).groups[0].rows
     assert [bool(row.stands_out) for row in rows] == [False, True, False, False]

@@ -66,7 +66,7 @@ def shown_board() -> tuple[board.Board, FakeView]:
 @pytest.mark.parametrize(("scene", "is_running"), [(waiting, False), (running, True)])
 def test_a_page_can_detach_a_run_as_soon_as_its_ranks_run(scene, is_running):
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     shown.show(scene())
     assert view.run["is_running"] is is_running  # without it the button is hidden
     assert not view.run["is_over"]
@@ -75,7 +75,7 @@ def test_a_page_can_detach_a_run_as_soon_as_its_ranks_run(scene, is_running):
 
 def test_a_page_cannot_detach_ranks_that_stay():
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     state = running()
     shown.show(replace(state, terms=replace(state.terms, stays=True)))
     assert not view.run["can_detach"]
@@ -126,7 +126,7 @@ def test_a_flood_is_sent_in_ten_messages_and_100_kb_a_second(
 ):
     monkeypatch.setattr(board.time, "thread_time", lambda: 0.0)  # bytes alone count
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     state = scene()
     messages = 0
     for tenth in range(10 * seconds):
@@ -174,7 +174,7 @@ def test_a_page_may_say_hello_as_soon_as_it_knows_of_the_view():
 
 def test_lines_are_numbered_and_those_that_are_left_out_are_counted():
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     shown.show(said(10, at_s=1.0))
     shown.show(said(1010, at_s=40.0))
     first, last = (value for name, value in view.sent if name == "log")
@@ -214,7 +214,7 @@ def test_what_is_asked_for_is_returned_once_and_in_order():
 
 def test_what_is_typed_for_a_rank_is_handed_on():
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     shown.show(waits_for_a_line(running()))
     (prompt,) = view.prompts
     assert (prompt["rank"], prompt["prompt"], prompt["asks"]) == (1, 7, "(Pdb)")
@@ -265,7 +265,7 @@ def test_a_view_that_a_page_shows_keeps_the_last_state_for_later_pages(monkeypat
     for _ in range(6):
         shown, view = shown_board()
         views.append(view)
-        shown.answer("hello")
+        shown.answer({"op": "hello"})
         screen = notebook.NotebookScreen(lambda view_id, shown=shown: shown)
         screen.show(running())
         screen.finish(done())
@@ -325,7 +325,7 @@ def test_the_page_gets_one_script_of_all_modules():
 
 def test_a_view_of_a_run_that_was_let_go_on_has_no_buttons_and_takes_no_request():
     shown, view = shown_board()
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     shown.show(running())
     assert view.run["is_over"] is False
     detached = replace(running(), detached_by="asked", seen_unix_s=1e9, at_s=40.0)
@@ -335,7 +335,7 @@ def test_a_view_of_a_run_that_was_let_go_on_has_no_buttons_and_takes_no_request(
     assert " left" not in view.head + view.table
     for op in ("stop", "stacks", "detach"):
         with pytest.raises(ValueError, match="not fed any more"):
-            shown.answer(op)
+            shown.answer({"op": op})
 
 
 def test_what_is_saved_beside_a_live_view_is_what_was_seen_last(monkeypatch):
@@ -345,7 +345,7 @@ def test_what_is_saved_beside_a_live_view_is_what_was_seen_last(monkeypatch):
     screen = notebook.NotebookScreen(lambda _: shown)
     screen.show(running())
     assert ">running</span>" in published[-1]["text/html"], "nobody has a live view yet"
-    shown.answer("hello")
+    shown.answer({"op": "hello"})
     screen.show(replace(running(), at_s=300.0))
     saved = published[-1]["text/html"]
     assert re.search(r">last seen</span>.*>\d\d:\d\d:\d\d · 4 ranks", saved)
@@ -357,7 +357,7 @@ def test_what_is_saved_beside_a_live_view_is_what_was_seen_last(monkeypatch):
 
 def test_a_view_whose_output_was_cleared_is_brought_back_by_no_page():
     going_on, view = shown_board()
-    going_on.answer("hello")
+    going_on.answer({"op": "hello"})
     going_on.show(running())
     page_requests.answered({"view": going_on.view_id, "op": "cleared"})
     assert not view.is_closed, "the run goes on"
@@ -366,10 +366,10 @@ def test_a_view_whose_output_was_cleared_is_brought_back_by_no_page():
     going_on.finish(done(), "<p>", "text")
     assert view.is_closed
     over, view = shown_board()
-    over.answer("hello")
+    over.answer({"op": "hello"})
     over.finish(done(), "<p>", "text")
     assert not view.is_closed, "a page that is loaded later shows it"
-    over.answer("cleared")
+    over.answer({"op": "cleared"})
     assert view.is_closed
     over.close()  # as when newer ones come
 

@@ -166,24 +166,8 @@ def _started(
     place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
     server = None
     try:
-        server = _launch(place)
-        order = {
-            "directory": str(place),
-            "count": n,
-            "python": sys.executable,
-            "parent": None if is_kept else os.getpid(),
-        }
-        text = _answer(server, order, _START_S).decode(errors="replace")
-        try:
-            answer = json.loads(text)  # once its hosts listen
-        except ValueError:
-            log = place / "server.log"
-            why = text + (log.read_text(errors="replace") if log.exists() else "")
-            raise DistmagicError(
-                f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
-            ) from None
-        config = ssh_config(place, tuple(answer["ports"]), answer["user"])
-        (place / "ssh_config").write_text(config)
+        server = _launch(place, n, 0 if is_kept else os.getpid())
+        _wait(server, place / "server.log")
         if is_kept:
             _kept().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic_write(_kept()) as file:
@@ -194,21 +178,19 @@ def _started(
         raise
 
 
-def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
-    """Send the server its first line, and return its answer, b"" where it has ended.
+def _wait(server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server's hosts listen.
 
-    Raises `DistmagicError` after `limit_s`.
+    Raises `DistmagicError` if it has ended, and after `_START_S`.
     """
-    assert server.stdin is not None
     assert server.stdout is not None
-    with suppress(OSError):  # it has ended: there is no answer either
-        server.stdin.write(json.dumps(words).encode() + b"\n")
-        server.stdin.flush()
     answers = select.poll()
     answers.register(server.stdout, select.POLLIN)
-    if not answers.poll(limit_s * 1000):
-        raise _silent(limit_s)
-    return server.stdout.readline()
+    if not answers.poll(_START_S * 1000):
+        raise _silent(_START_S)
+    if not server.stdout.readline():
+        why = log.read_text(errors="replace")[-_LOG_BYTES:].strip()
+        raise DistmagicError(f"The playground's SSH server did not start:\n{why}")
 
 
 def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
@@ -250,16 +232,17 @@ def _silent(limit_s: float) -> DistmagicError:
     )
 
 
-def _launch(place: Path) -> subprocess.Popen[bytes]:
+def _launch(place: Path, count: int, parent: int) -> subprocess.Popen[bytes]:
     # The server imports distmagic from this kernel's place, which may not be on Python's default
     # path.
     paths = [str(Path(__file__).parents[2])]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "distmagic.playground.server"]
     with (place / "server.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "distmagic.playground.server"],
+            [*command, str(count), str(parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -281,27 +264,3 @@ def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
             server.kill()
             server.wait()
     shutil.rmtree(place, ignore_errors=True)
-
-
-def ssh_config(directory: Path, ports: tuple[int, ...], user: str) -> str:
-    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine.
-
-    Pure.
-    """
-    common = f"""\
-Host node*
-    HostName 127.0.0.1
-    User {user}
-    IdentityFile "{directory}/id_ed25519"
-    IdentitiesOnly yes
-    IdentityAgent none
-    PreferredAuthentications publickey
-    UserKnownHostsFile "{directory}/known_hosts"
-    GlobalKnownHostsFile /dev/null
-    StrictHostKeyChecking yes
-"""
-    blocks = [
-        f"\nHost node{number}\n    Port {port}\n"
-        for number, port in enumerate(ports, 1)
-    ]
-    return common + "".join(blocks)

@@ -36,9 +36,9 @@ _LOG_BYTES = 4000
 class Playground:
     """Running throw-away hosts; made by `start`.
 
-    A context manager: `with start(2) as playground: ...`. `hosts` are named node1, node2 and so on
-    in `ssh_config`, the path of an OpenSSH configuration. A playground that is kept (`is_kept`)
-    outlives this process; `server` is None if another process has started it.
+    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
+    A playground that is kept (`is_kept`) outlives this process; `server` is None if another process
+    has started it.
     """
 
     def __init__(
@@ -104,18 +104,6 @@ class Playground:
         """Stop the playground, unless it is kept."""
         if not self.is_kept:
             self.stop()
-
-    def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __repr__(self) -> str:
-        names = ", ".join(host.name for host in self.hosts)
-        state = "running" if self._directory.exists() else "stopped"
-        config = self._directory / "ssh_config"
-        return f"<Playground of {names}: {state}, ssh -F {config} {self.hosts[0].name}>"
 
 
 def start(
@@ -188,7 +176,9 @@ def _wait(server: subprocess.Popen[bytes], log: Path) -> None:
     answers.register(server.stdout, select.POLLIN)
     if not answers.poll(_START_S * 1000):
         raise _silent(_START_S)
-    if not server.stdout.readline():
+    with server.stdout as answer:
+        listens = answer.readline()
+    if not listens:
         why = log.read_text(errors="replace")[-_LOG_BYTES:].strip()
         raise DistmagicError(f"The playground's SSH server did not start:\n{why}")
 
@@ -243,7 +233,7 @@ def _launch(place: Path, count: int, parent: int) -> subprocess.Popen[bytes]:
     with (place / "server.log").open("wb") as log:
         return subprocess.Popen(
             [*command, str(count), str(parent)],
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=place,
@@ -254,10 +244,7 @@ def _launch(place: Path, count: int, parent: int) -> subprocess.Popen[bytes]:
 
 def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
     if server is not None:
-        for pipe in (server.stdin, server.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()  # the end of its stdin ends the server
+        server.terminate()
         try:
             server.wait(_STOP_S)
         except subprocess.TimeoutExpired:

@@ -4,10 +4,9 @@ It is a separate process, so that a busy kernel does not slow it down. Its direc
 one; its arguments are the number of hosts, and the process that it ends with, 0 for none. It writes
 a line to stdout once the hosts listen. Each line on the Unix socket `orders` of its directory
 changes the state of one host, [verb, name], or ends it, ["stop", ""]; the answer is the state of
-all. It ends, with all its processes and its directory, on `stop` or SIGTERM,
-when stdin ends, and when its parent is gone. One that is kept has no parent, and does not end with
-stdin, but 2 h after the last use. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that
-started it ends.) Only this file imports asyncssh.
+all. It ends, with all its processes and its directory, on `stop` or SIGTERM, and when its parent is
+gone; one that is kept has no parent, and ends 2 h after the last use. (Linux's PR_SET_PDEATHSIG
+would fire when the *thread* that started it ends.) Only this file imports asyncssh.
 """
 
 from __future__ import annotations
@@ -313,11 +312,9 @@ async def serve(directory: Path, count: int, parent: int) -> None:
     ports = [host.port for host in hosts.values()]
     (directory / "ssh_config").write_text(ssh_config(directory, ports, shared.user))
     print("ready", flush=True)  # noqa: T201
-    ending = asyncio.create_task(_end_of_stdin() if parent else _idle(hosts))
+    ending = asyncio.create_task(_gone(parent) if parent else _idle(hosts))
     ending.add_done_callback(lambda _: over.set())
     try:
-        if parent:
-            _watch(parent, over)
         await over.wait()
     finally:
         ending.cancel()
@@ -349,11 +346,10 @@ async def _obey(
         answers.close()
 
 
-async def _end_of_stdin() -> None:
-    orders = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(orders)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    await orders.read()
+async def _gone(parent: int) -> None:
+    """Return soon after the parent is gone."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - no event reports it
+        await asyncio.sleep(_POLL_S)
 
 
 async def _idle(hosts: dict[str, PlayedHost]) -> None:
@@ -363,16 +359,6 @@ async def _idle(hosts: dict[str, PlayedHost]) -> None:
         await asyncio.sleep(min(_IDLE_S / 10, 60.0))
         if any(one.connections or one.processes() for one in hosts.values()):
             used_s = processes.up_s()
-
-
-def _watch(parent: int, over: asyncio.Event) -> None:
-    """Set `over` soon after the parent is gone: its forked children may still hold the pipe
-    open.
-    """
-    if os.getppid() != parent:
-        over.set()
-    else:
-        asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
 
 
 def _make_python(folder: Path) -> None:

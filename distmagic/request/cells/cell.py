@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.reductions.source_form import code_of_call
-from distmagic.request.cells.notebook_effects import executed
+from distmagic.request.cells.notebook_effects import executed, names_in, targets_of
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
 _BLOCKS = {
@@ -198,7 +198,7 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
     _reject_ipython(last)
     if isinstance(last, ast.Expr):
         return value, ()
-    targets = last.targets if isinstance(last, ast.Assign) else [last.target]
+    targets = targets_of(last)
     if isinstance(last, ast.AugAssign) or not all(
         isinstance(target, _TARGETS) for target in targets
     ):
@@ -240,10 +240,9 @@ def _called_before(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
         return None
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
         return None
-    nodes = list(ast.walk(last))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    if not called or called - _LOOKS or names & functions:
+    calls = [node for node in ast.walk(last) if isinstance(node, ast.Call)]
+    called = {ast.unparse(call.func) for call in calls}
+    if not called or called - _LOOKS or names_in([last]) & functions:
         return None
     return before[-1]
 
@@ -262,21 +261,10 @@ def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
         shown = look.args
     if any(map(_calls, shown)):
         return None
-    names = {node.id for node in ast.walk(look) if isinstance(node, ast.Name)}
+    names = names_in([look])
     for statement in reversed(before):
-        if isinstance(statement, ast.Assign):
-            targets = statement.targets
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        else:
-            continue
-        stored = {
-            node.id
-            for target in targets
-            for node in ast.walk(target)
-            if isinstance(node, ast.Name)
-        }
-        if names & stored and statement.value and _calls(statement.value):
+        value = getattr(statement, "value", None)
+        if value and _calls(value) and names & names_in(targets_of(statement)):
             return statement
     return None
 

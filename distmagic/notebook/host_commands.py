@@ -12,10 +12,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distmagic import sanitize
 from distmagic.errors import Cancelled, DistmagicError, UsageError
 from distmagic.notebook.job_hosts import known_hosts, reach
-from distmagic.notebook.settings import CommandLine, Notebook, listed
+from distmagic.notebook.settings import CommandLine, Notebook, listed, say
 from distmagic.render.table import aligned
 from distmagic.request import systems
 from distmagic.request.access import CONNECT_TIMEOUT_S
@@ -175,10 +174,10 @@ def allocations(line: CommandLine) -> None:
     access = line.request.access
     if not request.is_there:
         rows = held.pool(system.name).listed(request, access, line.asker)
-        print(sanitize.lines(aligned(rows)))
+        say(aligned(rows))
         return
     taken = held.get(request, access, line.asker, owner())
-    nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+    nodes = taken.wait(line.asker, say)
     print(f"{taken.title}: {listed(nodes)}")
 
 
@@ -192,7 +191,7 @@ def down(line: CommandLine) -> None:
     }
     if len(words) == 2 and words[0] in flags_of and words[1]:
         pool = line.notebook.session().allocations.pool(flags_of[words[0]].name)
-        print(sanitize.lines(pool.take_down(words[1], line.asker)))
+        say(pool.take_down(words[1], line.asker))
         return
     if words:
         flags_text = " or ".join(f"{flag} NAME" for flag in flags_of)
@@ -243,7 +242,7 @@ def doctor(line: CommandLine) -> Report:
     cures = [replace(one, cure=notebook.worded(one.cure)) for one in found.findings]
     found = replace(found, findings=tuple(cures), is_data=line.flags.json)
     if notebook.shell is None:
-        print(sanitize.lines(repr(found)))
+        say(repr(found))
     return found
 
 

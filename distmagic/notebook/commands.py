@@ -69,6 +69,7 @@ SUBCOMMANDS = (
         show the hosts
         """,
         counts=None,
+        flags=("--hostfile FILE", "--python P", "--ssh-config F"),
         words="hosts...",
         is_of_notebook=True,
     ),
@@ -97,6 +98,7 @@ SUBCOMMANDS = (
         [FLAGS] -m MODULE [ARGS]  the same as python -m runs a module
         """,
         counts=None,
+        flags=flag_parser.flag_names(),
         words="program...",
         takes_way=False,
     ),

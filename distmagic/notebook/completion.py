@@ -25,21 +25,14 @@ def _files(*patterns: str) -> list[str]:
     return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
 
 
-def _of_hosts(words: Sequence[str], names: Completer) -> Iterable[str]:
-    return host_commands.FLAGS if words[-1].startswith("-") else names.hosts()
-
-
-def _of_program(words: Sequence[str], _: Completer) -> Iterable[str]:
-    return flag_names() if words[-1].startswith("-") else _files("*.py")
-
-
 def _flags_of(command: Subcommand) -> list[str]:
     flags = [form.partition(" ")[0] for form in command.flags]
     return ["--hosts", *flags] if command.takes_way else flags
 
 
-# Completions for the value of a flag.
-_VALUES: Mapping[str, Callable[[Completer], Iterable[str]]] = {
+# Completions for the value of a flag, and for a position after a subcommand. Any other word of a
+# subcommand is offered unchanged.
+_OFFERED: Mapping[str, Callable[[Completer], Iterable[str]]] = {
     "--hosts": lambda names: names.hosts(),
     "--on": lambda _: (*(one.on for one in systems() if one.on), NO_SYSTEM),
     "--export": lambda _: [system.name for system in that_can("export")],
@@ -50,21 +43,15 @@ _VALUES: Mapping[str, Callable[[Completer], Iterable[str]]] = {
     "--rdzv-backend": lambda _: BACKENDS,
     "--on-disconnect": lambda _: ON_DISCONNECT,
     "--ssh-command": lambda _: ("ssh",),
-}
-# Completions for a position after a subcommand, from the words before it and the one being typed.
-# Any other word is offered unchanged.
-_OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
-    "hosts": _of_hosts,
-    "host": lambda _, names: names.hosts(),
-    "job": lambda _, names: names.jobs(),
-    "ended": lambda _, names: ("all", *names.jobs()),
-    "path": lambda _words, _names: _files("*"),
-    "playground": lambda _words, _names: (*host_commands.VERBS, "stop", "--keep"),
-    "program": _of_program,
-    "down": lambda _words, _names: [
-        f"--{one.takes_down}" for one in systems() if one.takes_down
-    ],
-    "topic": lambda _words, _names: help_pages.topics(),
+    "hosts": lambda names: names.hosts(),
+    "host": lambda names: names.hosts(),
+    "job": lambda names: names.jobs(),
+    "ended": lambda names: ("all", *names.jobs()),
+    "path": lambda _: _files("*"),
+    "playground": lambda _: (*host_commands.VERBS, "stop", "--keep"),
+    "program": lambda _: _files("*.py"),
+    "down": lambda _: [f"--{one.takes_down}" for one in systems() if one.takes_down],
+    "topic": lambda _: help_pages.topics(),
 }
 
 
@@ -93,8 +80,8 @@ class Completer:
         if not words or not is_magic or magic.lstrip("%") not in (*MAGICS, RANKS):
             return None
         flag = _open_flag(words)
-        if flag in _VALUES:
-            return list(_VALUES[flag](self))
+        if flag in _OFFERED:
+            return list(_OFFERED[flag](self))
         if magic.startswith("%%"):
             return [*flag_names(), "-o"]
         return self._line(words)
@@ -113,7 +100,7 @@ class Completer:
                     return _flags_of(command)
                 offer = _OFFERED.get(place.removesuffix("..."))
                 if offer is not None:
-                    return list(offer(words[1:], self))
+                    return list(offer(self))
                 return [place] if place else []
         return []
 

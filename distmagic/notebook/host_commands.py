@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from distmagic.playground.playground import Playground
 
 VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
-# Completions after `%distributed hosts`.
-FLAGS = ("--hostfile", "--python", "--ssh-config")
 _COLLECTIVES_S = 180.0  # a generous limit: hosts may start slowly
 _IDLE_S = 5.0  # for the warm processes that the measuring run starts
 

@@ -123,11 +123,6 @@ class Magics:
             return ranks_cells.run(self.notebook, request, plan, labels, names)
         names[:0] = plan.targets
         reject_names_early(self.shell, plan)
-        if request.dry_run and request.allocation is not None:
-            from distmagic.session.dry_run import preview
-
-            say(preview(request))
-            return None
         variable = run_names.variable_of(names)
 
         def start() -> Any:

@@ -49,7 +49,7 @@ def _run_program(line: CommandLine) -> object:
         )
     # Late import: a wrong word is reported without waiting for it.
     from distmagic.runner import interrupts
-    from distmagic.session import dry_run, exporting, programs
+    from distmagic.session import exporting, programs
 
     names = [request.output] if request.output else []
     variable = run_names.variable_of(names)
@@ -57,9 +57,6 @@ def _run_program(line: CommandLine) -> object:
     if request.export is not None:
         hosts = notebook.choose(request).hosts
         say(exporting.export_program(program, request, hosts))
-        return None
-    if request.dry_run and request.allocation is not None:
-        say(dry_run.preview(request))
         return None
     session = notebook.session()
 

@@ -186,7 +186,14 @@ class Notebook:
     ) -> Any:
         """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run
         this notebook.
+
+        A dry run on a scheduler's nodes prints the request for them instead.
         """
+        if request.dry_run and request.allocation is not None:
+            from distmagic.session.dry_run import preview
+
+            say(preview(request))
+            return None
         part = self.part(request)
         if part is None:
             return run_on(*self.way(request))

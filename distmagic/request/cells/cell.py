@@ -16,6 +16,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
@@ -82,13 +83,14 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
             "The cell is empty.",
             "Define a function under the magic's line, and call it at the end.",
         )
+    plan = CellPlan(text=text, filename=filename)
     if whole:
-        return _whole(text, tree, filename)
+        return _whole(plan, tree)
     body = _without_guard(tree.body)
     _reject_look(text, body)
     found = _final_call(text, body[-1])
     if found is not None:
-        return _call_plan(text, body[:-1], *found, filename)
+        return _call_plan(plan, body[:-1], *found)
     functions = {node.name: node for node in body if isinstance(node, Function)}
     # Reject a last statement that is neither a call nor replaceable by one.
     last = body[-1]
@@ -112,8 +114,8 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
             hint,
         )
     if not functions:
-        return _whole(text, tree, filename)
-    return _call_plan(text, body, _call_of_only(list(functions.values())), (), filename)
+        return _whole(plan, tree)
+    return _call_plan(plan, body, _call_of_only(list(functions.values())), ())
 
 
 def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
@@ -147,12 +149,12 @@ def _written(text: str, node: ast.AST) -> str:
     return _short(ast.get_source_segment(text, node) or ast.unparse(node))
 
 
-def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
+def _whole(plan: CellPlan, tree: ast.Module) -> CellPlan:
     # This finds a `return` outside of a function before ranks do.
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    compile(tree, filename, "exec", flags=flags, dont_inherit=True)
+    compile(tree, plan.filename, "exec", flags=flags, dont_inherit=True)
     _reject_ipython(tree)
-    return CellPlan(text=text, filename=filename)
+    return plan
 
 
 def _reject_ipython(tree: ast.AST) -> None:
@@ -277,26 +279,17 @@ def _calls(node: ast.AST) -> bool:
 
 
 def _call_plan(
-    text: str,
-    local: list[ast.stmt],
-    call: ast.expr,
-    targets: tuple[str, ...],
-    filename: str,
+    plan: CellPlan, local: list[ast.stmt], call: ast.expr, targets: tuple[str, ...]
 ) -> CellPlan:
     for statement in local:
-        if _awaits(statement, filename):
+        if _awaits(statement, plan.filename):
             raise UsageError(
                 f"line {statement.lineno}: await can only be in the cell's last expression.",
                 "Run this statement in a cell of its own, before this one.",
             )
-    is_async = _awaits(ast.copy_location(ast.Expr(call), call), filename)
-    return CellPlan(
-        text=text,
-        filename=filename,
-        local=tuple(local),
-        call=call,
-        targets=targets,
-        is_async=is_async,
+    is_async = _awaits(ast.copy_location(ast.Expr(call), call), plan.filename)
+    return replace(
+        plan, local=tuple(local), call=call, targets=targets, is_async=is_async
     )
 
 

@@ -22,6 +22,7 @@ from types import FunctionType, ModuleType
 from distmagic.errors import UsageError
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cells.cell import CellPlan
+from distmagic.request.cells.notebook_effects import names_in
 from distmagic.request.cells.used_names import names_wanted
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -48,10 +49,7 @@ def of_cell(
     execution. Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
-    names = (
-        node for node in ast.walk(ast.parse(plan.text)) if isinstance(node, ast.Name)
-    )
-    if any(node.id == "get_ipython" for node in names):
+    if "get_ipython" in names_in([ast.parse(plan.text)]):
         raise NoProgram("it has magics of IPython")
     if plan.call is not None:
         for statement in plan.local:

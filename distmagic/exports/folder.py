@@ -39,7 +39,7 @@ def write(folder: Path, files: Sequence[File]) -> None:
         for name in set(before) - set(written):
             (folder / name).unlink(missing_ok=True)
             with suppress(OSError):  # there is more in it
-                for parent in list((folder / name).relative_to(folder).parents)[:-1]:
+                for parent in list(Path(name).parents)[:-1]:
                     (folder / parent).rmdir()
         with atomic_write(folder / RECORD) as out:
             out.write(json.dumps(written, indent=1).encode())

@@ -10,8 +10,9 @@ from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.export import ExportRequest
-from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.spec import JobSpec, Pairs
+from distmagic.request.flag_values import Pairs, refuse_zero_bytes
+from distmagic.request.hosts import Slots
+from distmagic.request.spec import JobSpec
 
 PROGRAM = "program"  # the folder with the program of the ranks
 
@@ -59,7 +60,7 @@ class ExportedJob:
     program: ExportedProgram
     spec: JobSpec
     request: ExportRequest
-    hosts: tuple[tuple[str, int | str | None], ...] = ()
+    hosts: tuple[tuple[str, Slots | None], ...] = ()
     python: str = ""
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class ExportedJob:
         return plain[:40].strip("-")
 
     @property
-    def nproc_per_node(self) -> int | str | None:
+    def nproc_per_node(self) -> Slots | None:
         """The ranks of a node: as given, else one for each GPU; None if neither is given."""
         if self.spec.nproc_per_node is not None:
             return self.spec.nproc_per_node

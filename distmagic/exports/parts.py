@@ -13,6 +13,8 @@ from distmagic.exports import quoting
 from distmagic.exports.job import PROGRAM, ExportedJob, File, text_file
 from distmagic.planning import torchrun
 from distmagic.planning.torchrun import NodeWords
+from distmagic.request.flag_values import Pairs
+from distmagic.request.hosts import Slots
 
 ENVIRONMENT = "environment.sh"
 _WAIT_S = 300
@@ -38,7 +40,7 @@ def read_environment(job: ExportedJob) -> list[str]:
     return [f". ./{ENVIRONMENT}"] if job.spec.variables else []
 
 
-def exports(pairs: Iterable[tuple[str, str]]) -> list[str]:
+def exports(pairs: Pairs) -> list[str]:
     """Return a line of bash for each variable."""
     return [f"export {name}={quoting.bash(value)}" for name, value in pairs]
 
@@ -81,7 +83,7 @@ def wait_for_master() -> list[str]:
     ]
 
 
-def counted_ranks(job: ExportedJob, ranks: int | str | None) -> tuple[list[str], str]:
+def counted_ranks(job: ExportedJob, ranks: Slots | None) -> tuple[list[str], str]:
     """Return the number of ranks of a node, and the preceding line that counts its GPUs if no
     number is given.
     """

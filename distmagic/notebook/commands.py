@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from distmagic.notebook import (
     run_command,
 )
 from distmagic.notebook.settings import CommandLine, Notebook
-from distmagic.request import flag_parser, flags
+from distmagic.request import flag_parser
 
 _TEXT_COLUMN = 52  # column of the usage text in which the explanations start
 
@@ -70,6 +69,7 @@ SUBCOMMANDS = (
         show the hosts
         """,
         counts=None,
+        flags=("--hostfile FILE", "--python P", "--ssh-config F"),
         words="hosts...",
         is_of_notebook=True,
     ),
@@ -98,6 +98,7 @@ SUBCOMMANDS = (
         [FLAGS] -m MODULE [ARGS]  the same as python -m runs a module
         """,
         counts=None,
+        flags=flag_parser.flag_names(),
         words="program...",
         takes_way=False,
     ),
@@ -232,7 +233,7 @@ SUBCOMMANDS = (
         "sync [FLAGS]  create an environment on each host with this kernel's packages, or with those of --requirements FILE or --lock FILE; --hosts LIST, --name NAME",
         counts=(1, 1),
         flags=("--requirements FILE", "--lock FILE", "--name NAME"),
-        words="sync env...",
+        words="sync",
     ),
     Subcommand(
         "clean",
@@ -338,7 +339,7 @@ def execute(notebook: Notebook, words: Sequence[str]) -> object:
                 asker=asker,
                 words=tuple(rest),
                 flags=given,
-                request=flags.parse_words(way, notebook.config.defaults(os.environ)),
+                request=notebook.request(way),
             )
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from distmagic.notebook import help_pages, host_commands
-from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Subcommand, find
+from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Subcommand
 from distmagic.remote.frozen import frozen
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
@@ -19,37 +19,10 @@ from distmagic.request.systems import systems, that_can
 # The second name is for notebooks in which another extension has the first.
 MAGICS = ("distributed", "distmagic")
 RANKS = "ranks"  # only a cell magic
-_VALUES = {
-    "--nproc-per-node": SLOT_WORDS,
-    "--rdzv-backend": BACKENDS,
-    "--on-disconnect": ON_DISCONNECT,
-    "--ssh-command": ("ssh",),
-}
 
 
 def _files(*patterns: str) -> list[str]:
     return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
-
-
-def _of_hosts(words: Sequence[str], names: Completer) -> Iterable[str]:
-    return host_commands.FLAGS if words[-1].startswith("-") else names.hosts()
-
-
-def _of_program(words: Sequence[str], _: Completer) -> Iterable[str]:
-    return flag_names() if words[-1].startswith("-") else _files("*.py")
-
-
-def _of_env(words: Sequence[str], names: Completer) -> Iterable[str]:
-    before = words[-2]
-    if before == "--hosts":
-        return names.hosts()
-    if before == "--requirements":
-        return _files("*.txt")
-    if before == "--lock":
-        return _files("*.lock", "*.toml", "*.txt")
-    if before.startswith("--"):
-        return ()  # its value
-    return _flags_of(find("env"))
 
 
 def _flags_of(command: Subcommand) -> list[str]:
@@ -57,21 +30,28 @@ def _flags_of(command: Subcommand) -> list[str]:
     return ["--hosts", *flags] if command.takes_way else flags
 
 
-# Completions for a position after a subcommand, from the words before it and the one being typed.
-# Any other word is offered unchanged.
-_OFFERED: Mapping[str, Callable[[Sequence[str], Completer], Iterable[str]]] = {
-    "hosts": _of_hosts,
-    "host": lambda _, names: names.hosts(),
-    "job": lambda _, names: names.jobs(),
-    "ended": lambda _, names: ("all", *names.jobs()),
-    "path": lambda _words, _names: _files("*"),
-    "playground": lambda _words, _names: (*host_commands.VERBS, "stop", "--keep"),
-    "program": _of_program,
-    "env": _of_env,
-    "down": lambda _words, _names: [
-        f"--{one.takes_down}" for one in systems() if one.takes_down
-    ],
-    "topic": lambda _words, _names: help_pages.topics(),
+# Completions for the value of a flag, and for a position after a subcommand. Any other word of a
+# subcommand is offered unchanged.
+_OFFERED: Mapping[str, Callable[[Completer], Iterable[str]]] = {
+    "--hosts": lambda names: names.hosts(),
+    "--on": lambda _: (*(one.on for one in systems() if one.on), NO_SYSTEM),
+    "--export": lambda _: [system.name for system in that_can("export")],
+    "--requirements": lambda _: _files("*.txt"),
+    "--lock": lambda _: _files("*.lock", "*.toml", "*.txt"),
+    "--name": lambda _: (),
+    "--nproc-per-node": lambda _: SLOT_WORDS,
+    "--rdzv-backend": lambda _: BACKENDS,
+    "--on-disconnect": lambda _: ON_DISCONNECT,
+    "--ssh-command": lambda _: ("ssh",),
+    "hosts": lambda names: names.hosts(),
+    "host": lambda names: names.hosts(),
+    "job": lambda names: names.jobs(),
+    "ended": lambda names: ("all", *names.jobs()),
+    "path": lambda _: _files("*"),
+    "playground": lambda _: (*host_commands.VERBS, "stop", "--keep"),
+    "program": lambda _: _files("*.py"),
+    "down": lambda _: [f"--{one.takes_down}" for one in systems() if one.takes_down],
+    "topic": lambda _: help_pages.topics(),
 }
 
 
@@ -96,21 +76,15 @@ class Completer:
         magic, *words = text.split()
         if text[-1:].isspace():
             words.append("")
-        if not words or magic.lstrip("%") not in (*MAGICS, RANKS):
+        is_magic = magic.startswith("%") and magic != f"%{RANKS}"
+        if not words or not is_magic or magic.lstrip("%") not in (*MAGICS, RANKS):
             return None
+        flag = _open_flag(words)
+        if flag in _OFFERED:
+            return list(_OFFERED[flag](self))
         if magic.startswith("%%"):
-            flag = _open_flag(words)
-            if flag == "--hosts":
-                return list(self.hosts())
-            if flag == "--on":
-                return [*(one.on for one in systems() if one.on), NO_SYSTEM]
-            if flag == "--export":
-                return [system.name for system in that_can("export")]
-            if flag in _VALUES:
-                return list(_VALUES[flag])
             return [*flag_names(), "-o"]
-        is_line = magic.startswith("%") and magic != f"%{RANKS}"
-        return self._line(words) if is_line else None
+        return self._line(words)
 
     def _line(self, words: Sequence[str]) -> list[str]:
         if len(words) < 2:
@@ -126,7 +100,7 @@ class Completer:
                     return _flags_of(command)
                 offer = _OFFERED.get(place.removesuffix("..."))
                 if offer is not None:
-                    return list(offer(words[1:], self))
+                    return list(offer(self))
                 return [place] if place else []
         return []
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from distmagic import sanitize
 from distmagic.errors import UsageError
-from distmagic.notebook.job_hosts import jobs_of, known_hosts, reach, say
-from distmagic.notebook.job_tables import ago, table
-from distmagic.notebook.settings import CommandLine
+from distmagic.notebook.job_hosts import jobs_of, known_hosts, reach
+from distmagic.notebook.job_tables import table
+from distmagic.notebook.settings import CommandLine, say
 from distmagic.payload.sizes import plural
 from distmagic.planning.jobs import Job, choose
+from distmagic.render.quantities import duration
 from distmagic.request.hosts import parse_hosts
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def env(line: CommandLine) -> None:
     """
     packages = _packages(line)
     for note in packages.notes:
-        print(sanitize.lines(f"note: {note}"))
+        say(f"note: {note}")
     notebook = line.notebook
     hosts = known_hosts(line)
     # An environment is never made with a Python from an earlier sync.
@@ -143,8 +144,9 @@ def env(line: CommandLine) -> None:
     for host, ready in synced.ready.items():
         notebook.synced[host] = ready.python
         how = "existed already" if ready.was_there else "is ready"
-        text = f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
-        print(sanitize.lines(text))
+        say(
+            f"{host}: the environment {packages.name} {how} ({ready.elapsed_s:.0f} s): {ready.python}"
+        )
     if synced.ready:
         of_cells = f"The cells of this notebook use it on {', '.join(synced.ready)}; elsewhere write"
         how = "Write" if notebook.shell is None else of_cells
@@ -300,7 +302,7 @@ def _print_work_dirs(
             used = "last used "
             if one.name.startswith("/"):
                 where, used = f"{brought}: {one.name}", ""
-            say(f"{where} on {host} ({size}, {used}{ago(one.age_s)}{whose})")
+            say(f"{where} on {host} ({size}, {used}{duration(one.age_s)} ago{whose})")
 
 
 def _whose(one: KeptWorkDir) -> str:

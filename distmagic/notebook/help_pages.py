@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from distmagic.errors import UsageError
 from distmagic.notebook.settings import CommandLine
 from distmagic.remote.frozen import frozen
-from distmagic.request.systems import systems
+from distmagic.request.systems import by_name, systems
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # its place in Python 3.10
@@ -148,9 +148,8 @@ def show(line: CommandLine) -> None:
         line.notebook.say(contents())
         return
     topic, *more = line.words
-    for system in systems():
-        if topic == system.name and topic not in topics():
-            topic = system.page
+    if topic not in topics() and topic in by_name():
+        topic = by_name()[topic].page
     text = found(line.words) if more or topic not in topics() else page(topic)
     command = "%distributed help"
     text = text.replace(command, line.notebook.worded(command))

@@ -12,10 +12,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distmagic import sanitize
 from distmagic.errors import Cancelled, DistmagicError, UsageError
 from distmagic.notebook.job_hosts import known_hosts, reach
-from distmagic.notebook.settings import CommandLine, Notebook, listed
+from distmagic.notebook.settings import CommandLine, Notebook, listed, say
 from distmagic.render.table import aligned
 from distmagic.request import systems
 from distmagic.request.access import CONNECT_TIMEOUT_S
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from distmagic.playground.playground import Playground
 
 VERBS = ("freeze", "thaw", "cut", "heal", "off", "on")  # of a playground's host
-# Completions after `%distributed hosts`.
-FLAGS = ("--hostfile", "--python", "--ssh-config")
 _COLLECTIVES_S = 180.0  # a generous limit: hosts may start slowly
 _IDLE_S = 5.0  # for the warm processes that the measuring run starts
 
@@ -175,10 +172,10 @@ def allocations(line: CommandLine) -> None:
     access = line.request.access
     if not request.is_there:
         rows = held.pool(system.name).listed(request, access, line.asker)
-        print(sanitize.lines(aligned(rows)))
+        say(aligned(rows))
         return
     taken = held.get(request, access, line.asker, owner())
-    nodes = taken.wait(line.asker, lambda text: print(sanitize.lines(text)))
+    nodes = taken.wait(line.asker, say)
     print(f"{taken.title}: {listed(nodes)}")
 
 
@@ -192,7 +189,7 @@ def down(line: CommandLine) -> None:
     }
     if len(words) == 2 and words[0] in flags_of and words[1]:
         pool = line.notebook.session().allocations.pool(flags_of[words[0]].name)
-        print(sanitize.lines(pool.take_down(words[1], line.asker)))
+        say(pool.take_down(words[1], line.asker))
         return
     if words:
         flags_text = " or ".join(f"{flag} NAME" for flag in flags_of)
@@ -243,7 +240,7 @@ def doctor(line: CommandLine) -> Report:
     cures = [replace(one, cure=notebook.worded(one.cure)) for one in found.findings]
     found = replace(found, findings=tuple(cures), is_data=line.flags.json)
     if notebook.shell is None:
-        print(sanitize.lines(repr(found)))
+        say(repr(found))
     return found
 
 

@@ -22,14 +22,13 @@ from distmagic.notebook.job_hosts import (
     find,
     known_hosts,
     reach,
-    say,
 )
 from distmagic.notebook.job_tables import kept_table, table
-from distmagic.notebook.settings import CommandLine
+from distmagic.notebook.settings import CommandLine, say
 from distmagic.planning.jobs import Job, known_whereabouts
 from distmagic.render.quantities import duration
 from distmagic.request.flag_values import variable_name
-from distmagic.request.hosts import Host, parse_hosts
+from distmagic.request.hosts import Hosts, parse_hosts
 
 if TYPE_CHECKING:
     from distmagic.diagnosis.profile import Profile
@@ -156,9 +155,7 @@ def attach(line: CommandLine) -> object:
     return run_names.bound(notebook.shell, variables, follow)
 
 
-def _attach_ranks(
-    line: CommandLine, job: Job, hosts: tuple[Host, ...], name: str
-) -> None:
+def _attach_ranks(line: CommandLine, job: Job, hosts: Hosts, name: str) -> None:
     """Make ranks that stay, and that another kernel has left or still follows, those of this
     notebook.
     """
@@ -325,7 +322,7 @@ def profile(line: CommandLine) -> Profile:
     return found
 
 
-def _running_job(line: CommandLine) -> tuple[Job, tuple[Host, ...]]:
+def _running_job(line: CommandLine) -> tuple[Job, Hosts]:
     """Return the named job and its hosts; without a name, the only running job.
 
     Raises `UsageError`.

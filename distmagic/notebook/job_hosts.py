@@ -4,27 +4,19 @@ the settings of that time.
 Each function first asks hosts for their jobs, and then finds the hosts of a job.
 """
 
-# ruff: noqa: T201  # what a magic prints is its output
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distmagic import sanitize
 from distmagic.errors import DistmagicError
-from distmagic.notebook.settings import CommandLine
+from distmagic.notebook.settings import CommandLine, say
 from distmagic.planning.jobs import Job, choose, whereabouts
 from distmagic.request.hosts import LOCALHOST, Hosts
 
 if TYPE_CHECKING:
     from distmagic.connection.first_links import FirstLinks
-
-
-def say(text: str) -> None:
-    """Print a text with names from a host, without terminal control sequences."""
-    print(sanitize.lines(text))
 
 
 def known_hosts(line: CommandLine, job_name: str = "") -> Hosts:

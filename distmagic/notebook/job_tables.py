@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distmagic import sanitize
 from distmagic.planning.jobs import Job
 from distmagic.remote.wire.protocol import Template
+from distmagic.render.quantities import duration
 from distmagic.render.table import aligned
 from distmagic.request.hosts import Host
 from distmagic.state.model import RunState
@@ -46,8 +47,8 @@ def table(jobs: Sequence[Job], own: str = "", waiting: Sequence[RunState] = ()) 
             job.name,
             _STATES.get(job.phase, job.phase),
             hosts,
-            ago(job.began_ago_s),
-            _duration(job.age_s),
+            f"{duration(job.began_ago_s)} ago",
+            duration(job.age_s),
             str(job.terms.ranks or ""),
             _cut(job.terms.call, _CALL),
             _cut(", ".join(values), _VALUES),
@@ -69,16 +70,6 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def ago(age_s: float) -> str:
-    """Return `12 s ago`, `5 min ago`, `3 h ago`."""
-    # A host's clock may be ahead, or give no number at all: min and max limit the age, and turn NaN
-    # into 0.
-    age_min = int(min(max(0.0, age_s / 60), 1e9))
-    if not age_min:
-        return f"{int(max(0.0, age_s))} s ago"
-    return f"{age_min} min ago" if age_min < 120 else f"{age_min // 60} h ago"
-
-
 def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None]) -> str:
     """Return the table of warm processes; a host without any, or one that is down (None), has a
     line as well.
@@ -89,17 +80,10 @@ def kept_table(hosts: Sequence[Host], kept: Sequence[Sequence[Template] | None])
         if not templates:
             rows.append([host.name, "no answer" if templates is None else "no", "", ""])
         for one in templates or ():
-            loaded, used = f"{_duration(one.age_s)} ago", f"{_duration(one.idle_s)} ago"
+            loaded, used = f"{duration(one.age_s)} ago", f"{duration(one.idle_s)} ago"
             rows.append([host.name, loaded, f"{one.size_bytes / 1e6:,.0f} MB", used])
             if one.packages:
                 notes.append(f"{host.name} has also loaded {', '.join(one.packages)}")
             if one.refused:
                 notes.append(f"{host.name} does not load {', '.join(one.refused)}")
     return sanitize.lines("\n".join([aligned(rows), *notes]))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

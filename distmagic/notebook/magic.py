@@ -21,7 +21,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distmagic import notebook_place, sanitize
+from distmagic import notebook_place
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, UsageError
 from distmagic.notebook import commands, ranks_cells, run_names
@@ -32,7 +32,7 @@ from distmagic.notebook.local_run import (
     reject_names_early,
     run_local,
 )
-from distmagic.notebook.settings import Notebook
+from distmagic.notebook.settings import Notebook, say
 from distmagic.remote.values.settings import MADE
 from distmagic.request import flag_parser, flags
 from distmagic.request.cells import cell as cells
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from distmagic.request.access import Access
     from distmagic.request.hosts import Hosts
     from distmagic.session.background import BackgroundRun
-    from distmagic.session.session import Session
 
 _ASKS_HELP = re.compile(r"%%(distributed|distmagic)\s+(-h|--help)\s*")
 _SCRIPT_NAME = "cell.py"  # name of a whole cell as a script
@@ -79,14 +78,10 @@ class CellSyntaxError(UsageError):
 class Magics:
     """The two magics of one shell."""
 
-    def __init__(
-        self,
-        shell: InteractiveShell,
-        open_session: Callable[[], Session] | None = None,
-    ) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
         self.config = settings_of(shell)
-        self.notebook = Notebook(shell, self.config, open_session)
+        self.notebook = Notebook(shell, self.config)
         # Library changes that were shown.
         self._noted: set[tuple[str, int, str]] = set()
         self._loaded: set[str] = set()  # what ranks of earlier runs have loaded
@@ -119,22 +114,15 @@ class Magics:
         names = [request.output] if request.output else []
         if request.stay is not None and request.export is not None:
             cell = ranks_cells.whole_text(self.notebook, request.stay, cell)
-        stays = request.stay is not None
-        whole = stays or request.whole or request.script
-        plan = self._read(cell, whole=whole, stays=stays)
+        plan = self._read(cell, request)
         if request.export is not None:
-            print(sanitize.lines(self._export(plan, request)))
+            say(self._export(plan, request))
             return None
-        if stays:
+        if request.stay is not None:
             labels = _labels(self.shell)
             return ranks_cells.run(self.notebook, request, plan, labels, names)
         names[:0] = plan.targets
         reject_names_early(self.shell, plan)
-        if request.dry_run and request.allocation is not None:
-            from distmagic.session.dry_run import preview
-
-            print(sanitize.lines(preview(request)))
-            return None
         variable = run_names.variable_of(names)
 
         def start() -> Any:
@@ -194,7 +182,7 @@ class Magics:
                 from distmagic.session.dry_run import start_commands
 
                 first_links = session.reach(hosts, access, asker)
-                print(sanitize.lines(start_commands(first_links, request.spec)))
+                say(start_commands(first_links, request.spec))
                 return None
 
             def what() -> str:
@@ -254,8 +242,10 @@ class Magics:
         names = sorted(labels, key=number)
         return {name: "".join(linecache.getlines(name)) for name in names}
 
-    def _read(self, cell: str, *, whole: bool, stays: bool = False) -> cells.CellPlan:
+    def _read(self, cell: str, request: flags.Request) -> cells.CellPlan:
         """Return the parsed cell. Raises `UsageError`."""
+        stays = request.stay is not None
+        whole = stays or request.whole or request.script
         # The magic's own line is a comment, so that line numbers are those of the cell.
         raw = f"#%%{MAGICS[0]}\n{cell}"
         first = next((line for line in cell.splitlines() if line.strip()), "")
@@ -414,15 +404,13 @@ def _labels(shell: InteractiveShell) -> dict[str, str]:
     return {one: " ".join(label) for one, label in names.items() if label is not None}
 
 
-def load_ipython_extension(
-    shell: InteractiveShell, open_session: Callable[[], Session] | None = None
-) -> None:
-    """Register the magics, with this process's session or another one.
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics.
 
     If another extension has registered `%%distributed`, it keeps the name.
     """
     check_system()
-    magics = Magics(shell, open_session)
+    magics = Magics(shell)
     shell.configurables.append(magics.config)
     owner = _other_owner(shell)
     if owner:
@@ -445,8 +433,8 @@ def _other_owner(shell: InteractiveShell) -> str:
     """Return the package of another extension that has registered the first of the names, "" if
     none.
     """
-    for kind in ("cell", "line"):
-        magic = shell.magics_manager.magics[kind].get(MAGICS[0])
+    for table in shell.magics_manager.magics.values():
+        magic = table.get(MAGICS[0])
         if magic is not None and not _is_ours(magic):
             module = getattr(magic, "__module__", None) or "another extension"
             return str(module).partition(".")[0]
@@ -459,19 +447,14 @@ def _is_ours(magic: object) -> bool:
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Unregister what `load_ipython_extension` registered, and close connections and playground."""
-    for kind in ("cell", "line"):
-        table = shell.magics_manager.magics[kind]
-        names = (*MAGICS, RANKS)
-        for name in (*names, *(f"%{name}" for name in names)):
-            if not _is_ours(table.get(name)):
-                continue
-            magics = table.pop(name).__self__
-            magics.notebook.close()
-            notebook_place.unregister(magics.notebook.place)
-            if magics.matcher in shell.Completer.custom_matchers:
-                shell.Completer.custom_matchers.remove(magics.matcher)
-            if _help_of_cell in shell.input_transformers_cleanup:
-                shell.input_transformers_cleanup.remove(_help_of_cell)
-            # The first of several magics has taken it out.
-            if magics.config in shell.configurables:
-                shell.configurables.remove(magics.config)
+    owners = set()
+    for table in shell.magics_manager.magics.values():
+        for name, magic in list(table.items()):
+            if _is_ours(magic):
+                owners.add(table.pop(name).__self__)
+    for magics in owners:
+        magics.notebook.close()
+        notebook_place.unregister(magics.notebook.place)
+        shell.Completer.custom_matchers.remove(magics.matcher)
+        shell.input_transformers_cleanup.remove(_help_of_cell)
+        shell.configurables.remove(magics.config)

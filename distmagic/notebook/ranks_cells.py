@@ -5,7 +5,6 @@ The first one starts the ranks; later ones must fit them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -106,7 +105,7 @@ def _check_same(notebook: Notebook, request: flags.Request, ranks: Ranks) -> Non
     """Raise `UsageError` if a later cell requests other hosts or other settings than its ranks
     have.
     """
-    plain = flags.parse_line("", notebook.config.defaults(os.environ))
+    plain = notebook.request()
     if ranks.is_attached:
         # Of what their first cell requested, only the hosts are known here.
         hosts = tuple(host.name for host in request.hosts or ())

@@ -8,17 +8,15 @@ It has the flags of a cell, and returns the same kind of run.
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from distmagic import sanitize
 from distmagic.errors import UsageError
 from distmagic.notebook import run_names
-from distmagic.notebook.settings import CommandLine
-from distmagic.request import flag_parser, flags
+from distmagic.notebook.settings import CommandLine, say
+from distmagic.request import flag_parser
 from distmagic.request.access import Access
 from distmagic.request.flags import USAGE, split_program
 from distmagic.request.hosts import Hosts
@@ -42,7 +40,7 @@ def _run_program(line: CommandLine) -> object:
     """Run the program as `run` describes."""
     words, program = split_program(line.words)
     notebook = line.notebook
-    request = flags.parse_words(words, notebook.config.defaults(os.environ))
+    request = notebook.request(words)
     is_terminal = notebook.shell is None
     if is_terminal and request.background:
         raise UsageError(
@@ -51,26 +49,20 @@ def _run_program(line: CommandLine) -> object:
         )
     # Late import: a wrong word is reported without waiting for it.
     from distmagic.runner import interrupts
-    from distmagic.session import dry_run, exporting, programs
+    from distmagic.session import exporting, programs
 
     names = [request.output] if request.output else []
     variable = run_names.variable_of(names)
     programs.check_request(request)
     if request.export is not None:
         hosts = notebook.choose(request).hosts
-        print(sanitize.lines(exporting.export_program(program, request, hosts)))
-        return None
-    if request.dry_run and request.allocation is not None:
-        print(sanitize.lines(dry_run.preview(request)))
+        say(exporting.export_program(program, request, hosts))
         return None
     session = notebook.session()
 
     def run_on(hosts: Hosts, access: Access) -> Any:
         if request.dry_run:
-            text = programs.dry_run(
-                session, request, program, hosts, access, line.asker
-            )
-            print(sanitize.lines(text))
+            say(programs.dry_run(session, request, program, hosts, access, line.asker))
             return None
         make_screen = partial(notebook.screen, in_background=request.background)
         return programs.run_program(

@@ -34,24 +34,18 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
         return
     for name in names:
         older = shell.user_ns.get(name)
-        if older is not None and not isinstance(older, _kinds()):
+        is_run = type(older).__module__.startswith("distmagic.")
+        if older is not None and not is_run:
             print(
                 f"! {name} is the run now, and no longer a {type(older).__name__}. What a rank has returned: "
                 f"{name}.results[0]."
             )
-    shell.user_ns.pop(LAST_RUN, None)
-    shell.user_ns_hidden.pop(LAST_RUN, None)
-    variables = [name for name in names if name.isidentifier()]
-    shell.push(dict.fromkeys(variables, run))
-    if names and len(variables) == len(names):
-        return
     shell.push({LAST_RUN: run}, interactive=False)
-    for name in names:
-        if name not in variables:  # if this fails, the run is assigned to `_run`
-            exec(f"{name} = {LAST_RUN}", shell.user_global_ns, shell.user_ns)  # noqa: S102  # the cell asks for it
-    if names:
-        shell.user_ns.pop(LAST_RUN, None)
-        shell.user_ns_hidden.pop(LAST_RUN, None)
+    for name in names:  # if one fails, the run is assigned to `_run`
+        exec(f"{name} = {LAST_RUN}", shell.user_global_ns, shell.user_ns)  # noqa: S102  # the cell asks for it
+    if names and LAST_RUN not in names:
+        shell.user_ns.pop(LAST_RUN)
+        shell.user_ns_hidden.pop(LAST_RUN)
 
 
 def keep(shell: InteractiveShell, name: str, ranks: Ranks) -> None:
@@ -79,14 +73,3 @@ def bound(
     if run is not None:  # None: a dry run
         bind(shell, names, run)
     return None if names else run
-
-
-def _kinds() -> tuple[type, ...]:
-    """Return the types that a run's name may have had before; imported late, because the magics
-    must load fast.
-    """
-    from distmagic.outcome.detached import Detached
-    from distmagic.outcome.run import Run
-    from distmagic.session.background import BackgroundRun
-
-    return (Run, Detached, BackgroundRun)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,20 +40,18 @@ class Notebook:
     `hosts` are those of `%distributed hosts`, None before that. `playground` is the running
     playground, if any. `synced` are the Pythons of environments made by `%distributed env sync`, by
     host. `listed` are the jobs of the last `%distributed jobs`. `ranks` are the ranks that stay, by
-    name, last used at the end. `open_session` replaces this process's own session. `terminal_words`
-    rewords a text, which may be about a job, for a terminal.
+    name, last used at the end. `terminal_words` rewords a text, which may be about a job, for a
+    terminal.
     """
 
     def __init__(
         self,
         shell: InteractiveShell | None,
         config: Distmagic,
-        open_session: Callable[[], Session] | None = None,
         terminal_words: Callable[[str, str], str] | None = None,
     ) -> None:
         self.shell = shell
         self.config = config
-        self._open_session = open_session
         self._terminal_words = terminal_words
         self.hosts: Chosen | None = None
         self.playground: Playground | None = None
@@ -82,7 +80,7 @@ class Notebook:
 
     def say(self, text: str) -> None:
         """Print a text with names from a host, without terminal control sequences."""
-        print(sanitize.lines(self.worded(text)))  # noqa: T201
+        say(self.worded(text))
 
     def show(self, page: Mapping[str, str]) -> None:
         """Show a page as HTML or Markdown; a terminal shows its text."""
@@ -94,13 +92,19 @@ class Notebook:
     def session(self) -> Session:
         """Return the session of this kernel, opened at the first call."""
         if self._session is None:
-            if self._open_session is None:
-                # Only now: `%load_ext distmagic` imports neither torch nor paramiko.
-                from distmagic.api import session
+            # Only now: `%load_ext distmagic` imports neither torch nor paramiko.
+            from distmagic.api import session
 
-                self._open_session = session
-            self._session = self._open_session()
+            self._session = session()
         return self._session
+
+    def request(self, words: Sequence[str] = ()) -> flags.Request:
+        """Return the request of a line's words, with this notebook's settings for what they leave
+        open.
+
+        Raises `UsageError`.
+        """
+        return flags.parse_words(words, self.config.defaults(os.environ))
 
     def choose(self, request: flags.Request) -> Chosen:
         """Return the hosts of `request`. Raises `UsageError`."""
@@ -130,7 +134,7 @@ class Notebook:
         return replace(access, ssh_config=own.ssh_config)
 
     def _with_synced(self, access: Access, names: set[str]) -> Access:
-        usual = self.config.defaults(os.environ).access.pythons
+        usual = self.request().access.pythons
         named = {host for host, _ in set(access.pythons) - set(usual)}
         pythons = dict(access.pythons)
         for host in sorted(names & set(self.synced)):
@@ -153,7 +157,7 @@ class Notebook:
 
         Raises `UsageError`.
         """
-        request = flags.parse_line("", self.config.defaults(os.environ))
+        request = self.request()
         hosts, access = self.way(request)
         is_default = self.choose(request).is_default
         return () if is_default else hosts, access
@@ -182,7 +186,14 @@ class Notebook:
     ) -> Any:
         """Return the result of `run_on` for the hosts of `request`; as `Part.run` if all nodes run
         this notebook.
+
+        A dry run on a scheduler's nodes prints the request for them instead.
         """
+        if request.dry_run and request.allocation is not None:
+            from distmagic.session.dry_run import preview
+
+            say(preview(request))
+            return None
         part = self.part(request)
         if part is None:
             return run_on(*self.way(request))
@@ -248,6 +259,11 @@ class CommandLine:
     def housekeeping(self) -> Housekeeping:
         """Requests to hosts outside of a run."""
         return self.notebook.session().housekeeping
+
+
+def say(text: str) -> None:
+    """Print a text with names from a host, without terminal control sequences."""
+    print(sanitize.lines(text))  # noqa: T201
 
 
 def listed(hosts: Iterable[Host]) -> str:

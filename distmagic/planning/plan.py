@@ -20,8 +20,9 @@ from distmagic.remote.wire.protocol import (
     WorkDir,
 )
 from distmagic.request.access import Access
+from distmagic.request.flag_values import Pairs
 from distmagic.request.hosts import Host, Slots
-from distmagic.request.spec import JobSpec, Pairs, split_endpoint
+from distmagic.request.spec import JobSpec, split_endpoint
 
 # If there may be several rounds, each makes its own store. With one store for all (torch 2.13): - a
 # node that joins later waits in vain for the store's address: the lead only writes it in the first

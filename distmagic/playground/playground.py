@@ -36,9 +36,9 @@ _LOG_BYTES = 4000
 class Playground:
     """Running throw-away hosts; made by `start`.
 
-    A context manager: `with start(2) as playground: ...`. `hosts` are named node1, node2 and so on
-    in `ssh_config`, the path of an OpenSSH configuration. A playground that is kept (`is_kept`)
-    outlives this process; `server` is None if another process has started it.
+    `hosts` are named node1, node2 and so on in `ssh_config`, the path of an OpenSSH configuration.
+    A playground that is kept (`is_kept`) outlives this process; `server` is None if another process
+    has started it.
     """
 
     def __init__(
@@ -105,18 +105,6 @@ class Playground:
         if not self.is_kept:
             self.stop()
 
-    def __enter__(self) -> Playground:  # noqa: PYI034 - no `Self` before Python 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __repr__(self) -> str:
-        names = ", ".join(host.name for host in self.hosts)
-        state = "running" if self._directory.exists() else "stopped"
-        config = self._directory / "ssh_config"
-        return f"<Playground of {names}: {state}, ssh -F {config} {self.hosts[0].name}>"
-
 
 def start(
     n: int, *, directory: str | os.PathLike[str] | None = None, keep: bool = False
@@ -166,24 +154,8 @@ def _started(
     place = Path(tempfile.mkdtemp(prefix="distmagic-playground-", dir=directory))
     server = None
     try:
-        server = _launch(place)
-        order = {
-            "directory": str(place),
-            "count": n,
-            "python": sys.executable,
-            "parent": None if is_kept else os.getpid(),
-        }
-        text = _answer(server, order, _START_S).decode(errors="replace")
-        try:
-            answer = json.loads(text)  # once its hosts listen
-        except ValueError:
-            log = place / "server.log"
-            why = text + (log.read_text(errors="replace") if log.exists() else "")
-            raise DistmagicError(
-                f"The playground's SSH server did not start:\n{why[-_LOG_BYTES:].strip()}"
-            ) from None
-        config = ssh_config(place, tuple(answer["ports"]), answer["user"])
-        (place / "ssh_config").write_text(config)
+        server = _launch(place, n, 0 if is_kept else os.getpid())
+        _wait(server, place / "server.log")
         if is_kept:
             _kept().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic_write(_kept()) as file:
@@ -194,21 +166,21 @@ def _started(
         raise
 
 
-def _answer(server: subprocess.Popen[bytes], words: object, limit_s: float) -> bytes:
-    """Send the server its first line, and return its answer, b"" where it has ended.
+def _wait(server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server's hosts listen.
 
-    Raises `DistmagicError` after `limit_s`.
+    Raises `DistmagicError` if it has ended, and after `_START_S`.
     """
-    assert server.stdin is not None
     assert server.stdout is not None
-    with suppress(OSError):  # it has ended: there is no answer either
-        server.stdin.write(json.dumps(words).encode() + b"\n")
-        server.stdin.flush()
     answers = select.poll()
     answers.register(server.stdout, select.POLLIN)
-    if not answers.poll(limit_s * 1000):
-        raise _silent(limit_s)
-    return server.stdout.readline()
+    if not answers.poll(_START_S * 1000):
+        raise _silent(_START_S)
+    with server.stdout as answer:
+        listens = answer.readline()
+    if not listens:
+        why = log.read_text(errors="replace")[-_LOG_BYTES:].strip()
+        raise DistmagicError(f"The playground's SSH server did not start:\n{why}")
 
 
 def _asked(directory: Path, order: list[str], limit_s: float) -> bytes:
@@ -250,17 +222,18 @@ def _silent(limit_s: float) -> DistmagicError:
     )
 
 
-def _launch(place: Path) -> subprocess.Popen[bytes]:
+def _launch(place: Path, count: int, parent: int) -> subprocess.Popen[bytes]:
     # The server imports distmagic from this kernel's place, which may not be on Python's default
     # path.
     paths = [str(Path(__file__).parents[2])]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "distmagic.playground.server"]
     with (place / "server.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "distmagic.playground.server"],
-            stdin=subprocess.PIPE,
+            [*command, str(count), str(parent)],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=place,
@@ -271,37 +244,10 @@ def _launch(place: Path) -> subprocess.Popen[bytes]:
 
 def _end(server: subprocess.Popen[bytes] | None, place: Path) -> None:
     if server is not None:
-        for pipe in (server.stdin, server.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()  # the end of its stdin ends the server
+        server.terminate()
         try:
             server.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
     shutil.rmtree(place, ignore_errors=True)
-
-
-def ssh_config(directory: Path, ports: tuple[int, ...], user: str) -> str:
-    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine.
-
-    Pure.
-    """
-    common = f"""\
-Host node*
-    HostName 127.0.0.1
-    User {user}
-    IdentityFile "{directory}/id_ed25519"
-    IdentitiesOnly yes
-    IdentityAgent none
-    PreferredAuthentications publickey
-    UserKnownHostsFile "{directory}/known_hosts"
-    GlobalKnownHostsFile /dev/null
-    StrictHostKeyChecking yes
-"""
-    blocks = [
-        f"\nHost node{number}\n    Port {port}\n"
-        for number, port in enumerate(ports, 1)
-    ]
-    return common + "".join(blocks)

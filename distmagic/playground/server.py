@@ -1,12 +1,12 @@
 """The playground's process: one small SSH server for each host, all on 127.0.0.1.
 
-It is a separate process, so that a busy kernel does not slow it down. It reads one line of JSON
-from stdin, what to start, and answers with one line on stdout. Each line on the Unix socket
-`orders` of its directory changes the state of one host, [verb, name], or ends it, ["stop", ""]; the
-answer is the state of all. It ends, with all its processes and its directory, on `stop` or SIGTERM,
-when stdin ends, and when its parent is gone. One that is kept has no parent, and does not end with
-stdin, but 2 h after the last use. (Linux's PR_SET_PDEATHSIG would fire when the *thread* that
-started it ends.) Only this file imports asyncssh.
+It is a separate process, so that a busy kernel does not slow it down. Its directory is the current
+one; its arguments are the number of hosts, and the process that it ends with, 0 for none. It writes
+a line to stdout once the hosts listen. Each line on the Unix socket `orders` of its directory
+changes the state of one host, [verb, name], or ends it, ["stop", ""]; the answer is the state of
+all. It ends, with all its processes and its directory, on `stop` or SIGTERM, and when its parent is
+gone; one that is kept has no parent, and ends 2 h after the last use. (Linux's PR_SET_PDEATHSIG
+would fire when the *thread* that started it ends.) Only this file imports asyncssh.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import site
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -63,11 +64,11 @@ class SharedByHosts:
         default_factory=dict
     )
 
-    def environment(
-        self, home: Path, client: tuple[str, int], server: tuple[str, int]
-    ) -> dict[str, str]:
+    def environment(self, home: Path, connection: str) -> dict[str, str]:
         """Return the environment of a command, like sshd's, with the kernel's Python first in
         PATH.
+
+        `connection` has both ends of the SSH connection, each with its port.
         """
         kept = {}
         for name, value in os.environ.items():
@@ -75,8 +76,6 @@ class SharedByHosts:
                 kept[name] = value
         if site.ENABLE_USER_SITE:
             kept["PYTHONUSERBASE"] = site.getuserbase()  # the home differs
-        client_address, client_port = client
-        server_address, server_port = server
         return kept | {
             "CUDA_VISIBLE_DEVICES": os.environ.get(_GPUS, "-1"),
             "HOME": str(home),
@@ -84,8 +83,7 @@ class SharedByHosts:
             "LOGNAME": self.user,
             "SHELL": "/bin/sh",
             "PATH": f"{self.directory}/bin:{os.environ.get('PATH', os.defpath)}",
-            "SSH_CLIENT": f"{client_address} {client_port} {server_port}",
-            "SSH_CONNECTION": f"{client_address} {client_port} {server_address} {server_port}",
+            "SSH_CONNECTION": connection,
         }
 
 
@@ -221,23 +219,21 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
         self._host = host
 
     async def _start(self, _process: asyncssh.SSHServerProcess) -> None:
-        try:
+        # The channel may be gone. The command has got end of file and ends by itself; an exception
+        # from this function would close the whole connection, including the client's other
+        # channels.
+        with suppress(OSError, asyncssh.Error):
             await self._run()
-        except (OSError, asyncssh.Error):
-            # The channel is gone. The command has got end of file and ends by itself; an exception
-            # from this function would close the whole connection, including the client's other
-            # channels.
-            return
 
     async def _run(self) -> None:
         """Start the command and wait for its end and the end of its output, which its children may
         hold open.
         """
         await self._host.thawed.wait()
-        client = self.get_extra_info("peername")[:2]
-        server = self.get_extra_info("sockname")[:2]
+        client, server = map(self.get_extra_info, ("peername", "sockname"))
         host = self._host
-        env = host.shared.environment(host.home, client, server)
+        connection = " ".join(map(str, (*client[:2], *server[:2])))
+        env = host.shared.environment(host.home, connection)
         argv = ["/bin/sh"] if self.command is None else ["/bin/sh", "-c", self.command]
         pipe = subprocess.PIPE
         try:
@@ -287,9 +283,9 @@ class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]
 # ---- the hosts
 
 
-async def serve(directory: Path, count: int, python: str, parent: int | None) -> None:
-    """Serve `count` hosts below `directory` with `python`, for the life of the process `parent`;
-    None: until it is idle.
+async def serve(directory: Path, count: int, parent: int) -> None:
+    """Serve `count` hosts below `directory`, for the life of the process `parent`; 0: until it is
+    idle.
     """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -302,7 +298,7 @@ async def serve(directory: Path, count: int, python: str, parent: int | None) ->
         directory=directory, user=_user(), client_key=key.convert_to_public()
     )
     loop.add_signal_handler(signal.SIGCHLD, _reap, shared)
-    _make_python(directory / "bin", python)
+    _make_python(directory / "bin")
     hosts = {}
     for number in range(1, count + 1):
         home = directory / f"node{number}"
@@ -314,12 +310,11 @@ async def serve(directory: Path, count: int, python: str, parent: int | None) ->
     obey = partial(_obey, hosts, asyncio.Lock(), over)
     await asyncio.start_unix_server(obey, "orders")  # this process works in `directory`
     ports = [host.port for host in hosts.values()]
-    print(json.dumps({"ports": ports, "user": shared.user}), flush=True)  # noqa: T201
-    ending = asyncio.create_task(_idle(hosts) if parent is None else _end_of_stdin())
+    (directory / "ssh_config").write_text(ssh_config(directory, ports, shared.user))
+    print("ready", flush=True)  # noqa: T201
+    ending = asyncio.create_task(_gone(parent) if parent else _idle(hosts))
     ending.add_done_callback(lambda _: over.set())
     try:
-        if parent is not None:
-            _watch(parent, over)
         await over.wait()
     finally:
         ending.cancel()
@@ -351,11 +346,10 @@ async def _obey(
         answers.close()
 
 
-async def _end_of_stdin() -> None:
-    orders = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(orders)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    await orders.read()
+async def _gone(parent: int) -> None:
+    """Return soon after the parent is gone."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - no event reports it
+        await asyncio.sleep(_POLL_S)
 
 
 async def _idle(hosts: dict[str, PlayedHost]) -> None:
@@ -367,23 +361,15 @@ async def _idle(hosts: dict[str, PlayedHost]) -> None:
             used_s = processes.up_s()
 
 
-def _watch(parent: int, over: asyncio.Event) -> None:
-    """Set `over` soon after the parent is gone: its forked children may still hold the pipe
-    open.
-    """
-    if os.getppid() != parent:
-        over.set()
-    else:
-        asyncio.get_running_loop().call_later(_POLL_S, _watch, parent, over)
+def _make_python(folder: Path) -> None:
+    """Make `python3` start the kernel's interpreter, which runs this process, too.
 
-
-def _make_python(folder: Path, python: str) -> None:
-    """Make `python3` start the kernel's interpreter; a symbolic link would lose the virtual
-    environment.
+    A symbolic link would lose the virtual environment.
     """
     folder.mkdir()
+    start = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
     for name in ("python", "python3"):
-        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
+        (folder / name).write_text(start)
         (folder / name).chmod(0o755)
 
 
@@ -392,6 +378,28 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container may run with a user ID that is not in passwd
         return f"user{os.getuid()}"
+
+
+def ssh_config(directory: Path, ports: Sequence[int], user: str) -> str:
+    """Return the OpenSSH configuration of hosts node1, node2, ... on these `ports` of this machine.
+
+    Pure.
+    """
+    text = f"""\
+Host node*
+    HostName 127.0.0.1
+    User {user}
+    IdentityFile "{directory}/id_ed25519"
+    IdentitiesOnly yes
+    IdentityAgent none
+    PreferredAuthentications publickey
+    UserKnownHostsFile "{directory}/known_hosts"
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+"""
+    for number, port in enumerate(ports, 1):
+        text += f"\nHost node{number}\n    Port {port}\n"
+    return text
 
 
 # ---- the end
@@ -427,12 +435,12 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Read the order from stdin, serve its hosts, and clean up."""
-    order = json.loads(sys.stdin.buffer.readline())
-    directory = Path(order["directory"])
+    """Serve hosts in the current directory, and clean up."""
+    count, parent = map(int, sys.argv[1:])
+    directory = Path.cwd()
     processes.become_subreaper()
     try:
-        asyncio.run(serve(directory, order["count"], order["python"], order["parent"]))
+        asyncio.run(serve(directory, count, parent))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -11,6 +11,7 @@ from distmagic.remote.frozen import frozen
 from distmagic.request.command_prefix import setup_line, words_before_python
 from distmagic.request.flag_values import (
     DAY_S,
+    Pairs,
     check_values,
     option,
     parse_duration,
@@ -34,7 +35,7 @@ class Access:
     Raises `UsageError`.
     """
 
-    pythons: tuple[tuple[str, str], ...] = option(
+    pythons: Pairs = option(
         "hosts",
         "interpreter of all hosts, or of one, or env:NAME",
         "[HOST=]PATH",

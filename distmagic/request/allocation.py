@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
-from distmagic.request.flag_values import refuse_zero_bytes
+from distmagic.request.flag_values import Pairs, refuse_zero_bytes
 from distmagic.request.hosts import parse_host
 
 IDLE_S = 900.0
@@ -52,7 +52,7 @@ class SlurmRequest(HostsRequest):
     job: str = ""  # ID of an existing allocation, "" to submit a new one
     nodes: int = 1
     # sbatch's, by their long names, "" for a switch
-    options: tuple[tuple[str, str], ...] = ()
+    options: Pairs = ()
     # shell code that every node runs first; it may hold secrets
     setup: str = field(default="", repr=False)
     idle_s: float = IDLE_S  # after so many seconds without a job the allocation ends

@@ -13,8 +13,8 @@ from dataclasses import field
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.request.allocation import check_nodes, check_option
-from distmagic.request.flag_values import refuse_zero_bytes
-from distmagic.request.systems import named, that_can
+from distmagic.request.flag_values import Pairs, refuse_zero_bytes
+from distmagic.request.systems import by_name, that_can
 
 IMAGE = "pytorch/pytorch:latest"
 # The sbatch options that other systems also support.
@@ -41,7 +41,7 @@ class ExportRequest:
     folder: str
     nodes: int | None = None  # None if not given
     # sbatch's, by their long names, "" for a switch; other systems accept a few
-    options: tuple[tuple[str, str], ...] = ()
+    options: Pairs = ()
     # shell code that every node runs first; it may hold secrets
     setup: str = field(default="", repr=False)
     image: str = IMAGE  # a container image
@@ -49,7 +49,7 @@ class ExportRequest:
     results: str = ""
 
     def __post_init__(self) -> None:
-        system = named(self.system)
+        system = by_name().get(self.system)
         if system is None or "export" not in system.can:
             names = [system.name for system in that_can("export")]
             close = difflib.get_close_matches(self.system, names, n=1)
@@ -90,8 +90,7 @@ class ExportRequest:
     @property
     def chooses_hosts(self) -> bool:
         """Whether the system chooses hosts itself, so that the user names none."""
-        system = named(self.system)
-        return system is not None and system.chooses_hosts
+        return by_name()[self.system].chooses_hosts
 
     def option(self, name: str) -> str:
         """Return the value of one of `options`, "" if not given."""

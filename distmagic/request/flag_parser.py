@@ -37,11 +37,8 @@ def help_text(
     """Return the help of `%%distributed`, or of a command with its flags, `without` some of
     them.
     """
-    parser = _parser()
+    parser = _parser(without)
     parser.usage, parser.description = usage.replace("%", "%%"), description
-    for action in parser._actions:  # noqa: SLF001  # argparse has no other way
-        if action.dest in without:
-            action.help = argparse.SUPPRESS
     return parser.format_help()
 
 
@@ -187,10 +184,9 @@ def _read(flag: Flag, text: str) -> object:
     return flag.read(text, "-o" if flag.name == "output" else f"--{flag.name}")
 
 
-def _parser() -> Parser:
+def _parser(without: Sequence[str] = ()) -> Parser:
     parser = Parser(
         prog="%%distributed",
-        description="Run the cell's last expression on every rank of the hosts, under torchrun.",
         add_help=False,
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(
@@ -202,6 +198,8 @@ def _parser() -> Parser:
     for heading, text in HEADINGS.items():
         groups[heading] = parser.add_argument_group(text)
     for flag in FLAGS:
+        if flag.name in without:
+            continue
         words: dict[str, Any] = {"help": flag.help}
         if not flag.metavar:
             words["action"] = "store_true"

@@ -25,6 +25,7 @@ HEADINGS = {
     "ranks": "The ranks",
     "times": "How long a run may take: time limits",
 }
+Pairs = tuple[tuple[str, str], ...]  # names with their values
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DIGITS = 9  # limit for any sensible number

@@ -180,35 +180,24 @@ def words_of_ranks(line: str, last: str) -> list[str]:
     return ["--stay", name, *ranks, *words]
 
 
+# A line up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps its value.
+_BEFORE_COMMENT = re.compile(r"""("[^"]*"?|'[^']*'?|(?<=\S)#|[^"'#])*""")
+
+
 def split(line: str) -> list[str]:
     """Split `line` into words as a shell does, without a comment.
 
     Raises `UsageError` for an unmatched quotation mark.
     """
+    found = _BEFORE_COMMENT.match(line)
+    assert found is not None
     try:
-        return shlex.split(_without_comment(line))
+        return shlex.split(found[0])
     except ValueError as error:
         raise UsageError(
             f"The line can't be split into words: {str(error).lower()}.",
             f"It is: {line}",
         ) from None
-
-
-def _without_comment(line: str) -> str:
-    """Return `line` up to a # that starts a word outside quotation marks: --env COLOUR=#fff keeps
-    its value.
-    """
-    quote = ""  # the open quotation mark
-    before = " "
-    for place, char in enumerate(line):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char == "#" and before.isspace():
-            return line[:place]
-        before = char
-    return line
 
 
 def asks_help(line: str) -> bool:
@@ -285,13 +274,10 @@ def _allocation(
         return None
     _refuse_hosts(args, "--on asks a scheduler for hosts", "Keep one of them.")
     wanted = Wanted(
-        nodes=args.nodes,
         options=tuple(options),
-        setup=args.setup,
-        idle_s=args.idle,
-        gpus=args.gpus,
         file=args.sky,
         environ=environ,
+        **_fields_of(Wanted, args),
     )
     try:
         asked: HostsRequest = system.part("hosts").asked(args.on, wanted)
@@ -346,14 +332,11 @@ def _refuse_hosts(args: argparse.Namespace, why: str, hint: str) -> None:
 
 
 def _folder(args: argparse.Namespace, system: str, folder: str) -> ExportRequest:
-    given = {"setup": args.setup, "image": args.image, "results": args.results}
-    known = {name: value for name, value in given.items() if value is not None}
     return ExportRequest(
         system=system,
         folder=folder,
-        nodes=args.nodes,
         options=tuple(_resources(args)),
-        **known,
+        **_fields_of(ExportRequest, args),
     )
 
 
@@ -405,35 +388,34 @@ def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program]:
     All words after its name are its arguments. Raises `UsageError` if no program is named, or one
     that starts others, such as torchrun.
     """
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        if words[place] == "-m":
-            _refuse_starter(words, place)
-            module, *args = words[place + 1 :] or [""]
-            if not all(part.isidentifier() for part in module.split(".")):
-                raise UsageError(
-                    f"-m {module}: this is not a module's name.",
-                    "Write -m package.module.",
-                )
-            program = Program(target=module, args=tuple(args), is_module=True)
-            return tuple(words[:place]), program
-        if words[place] == "--":
-            place += 1
-            break
-        place += 1 + flag_parser.values_after(words[place])
-    if place >= len(words):
+    own: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
+        count = 1 + flag_parser.values_after(rest[0])
+        own += rest[:count]
+        del rest[:count]
+    if rest[:1] == ["--"]:
+        del rest[0]
+    _refuse_starter(own, rest)
+    is_module = rest[:1] == ["-m"]
+    if is_module:
+        del rest[0]
+    target, *args = rest or [""]
+    if is_module and not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(
+            f"-m {target}: this is not a module's name.", "Write -m package.module."
+        )
+    if not target:
         raise UsageError("No script is named.", f"Write {USAGE}.")
-    _refuse_starter(words, place)
-    before = [word for word in words[:place] if word != "--"]
-    return tuple(before), Program(target=words[place], args=tuple(words[place + 1 :]))
+    return tuple(own), Program(target=target, args=tuple(args), is_module=is_module)
 
 
-def _refuse_starter(words: Sequence[str], place: int) -> None:
-    text = rest = f"{shlex.join(words[place:])} "
+def _refuse_starter(own: Sequence[str], program: Sequence[str]) -> None:
+    text = rest = f"{shlex.join(program)} "
     while found := _STARTERS.match(rest):
         rest = rest[found.end() :]
     if rest != text:
-        line = f"{shlex.join(words[:place])} {rest or 'SCRIPT'}".strip()
+        line = f"{shlex.join(own)} {rest or 'SCRIPT'}".strip()
         raise UsageError(
             f"{text.removesuffix(rest)}starts a program, and distmagic does that itself.",
             f"Leave it out: %distributed run {line}",

@@ -59,12 +59,7 @@ class Host:
     @property
     def is_local(self) -> bool:
         """Whether the host is this machine, reached without SSH."""
-        return (
-            self.name == "localhost"
-            and self.user is None
-            and self.port is None
-            and self.allocation is None
-        )
+        return replace(self, slots=None) == LOCALHOST
 
     def by_hand(self, client: str = "ssh") -> str:
         """Return the start of a command that runs a program on the host by hand.
@@ -144,30 +139,28 @@ def parse_host(text: str) -> Host:
     """
     text = text.strip().removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
-    name, numbers = _split_name(rest, text)
+    name, numbers = split_name(rest)
     if (at and not _USER.match(user)) or not name or len(numbers) > 2:
-        raise UsageError(f"{text!r} is not a host.", _HOSTS_HINT)
+        hint = "Write [fe80::1]:22." if rest.startswith("[") else _HOSTS_HINT
+        raise UsageError(f"{text!r} is not a host.", hint)
     port, slots = _port_and_slots(numbers, text)
     return Host(name=name, user=user or None, port=port, slots=slots)
 
 
-def _split_name(rest: str, whole: str) -> tuple[str, list[str]]:
-    if rest.startswith("["):
-        address, bracket, tail = rest[1:].partition("]")
-        fault = ""
-        if not bracket:
-            fault = "the closing bracket is missing"
-        elif not _is_ipv6(address):
-            fault = "the part in brackets is not an IPv6 address"
-        elif tail and not tail.startswith(":"):
-            fault = "the colon after the closing bracket is missing"
-        if fault:
-            raise UsageError(f"{whole!r}: {fault}.", "Write [fe80::1]:22.")
-        return address, tail[1:].split(":") if tail else []
-    if rest.count(":") > 1 and _is_ipv6(rest.partition("%")[0]):
-        return (rest if _is_ipv6(rest) else ""), []  # otherwise its zone is missing
-    name, *numbers = rest.split(":")
-    return (name if _NAME.match(name) else ""), numbers
+def split_name(text: str) -> tuple[str, list[str]]:
+    """Return the name in `name:number:...`, and the numbers; an IPv6 address with numbers is in
+    `[...]`.
+
+    The name is "" if no host can have it.
+    """
+    bracketed = re.fullmatch(r"\[([^\]]*)\](:.*)?", text)
+    if bracketed:
+        address, numbers = bracketed[1], bracketed[2] or ""
+        return (address if _is_ipv6(address) else ""), numbers.split(":")[1:]
+    if text.count(":") > 1 and _is_ipv6(text.partition("%")[0]):
+        return (text if _is_ipv6(text) else ""), []  # otherwise its zone is missing
+    name, *others = text.split(":")
+    return (name if _NAME.match(name) else ""), others
 
 
 def _is_ipv6(text: str) -> bool:
@@ -200,12 +193,12 @@ def is_port(text: str) -> bool:
     return bool(_NUMBER.match(text)) and 1 <= int(text) <= 65535
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
+def parse_hosts(text: str) -> Hosts:
     """Parse a list of hosts separated by commas or spaces. Raises `UsageError`."""
     return hosts_of([part for part in re.split(r"[,\s]+", text) if part])
 
 
-def hosts_of(named: Sequence[Host | str]) -> tuple[Host, ...]:
+def hosts_of(named: Sequence[Host | str]) -> Hosts:
     """Return a list of hosts, given as texts for `parse_host` or as `Host` objects.
 
     Rejects a set, which has no first host, and a dict, whose values would be lost. Raises
@@ -233,7 +226,7 @@ def _no_twin(host: Host, others: Iterable[Host]) -> Host:
     return host
 
 
-def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
+def parse_hostfile(text: str, path: str) -> Hosts:
     """Parse a hostfile in the format of OpenMPI, Horovod and DeepSpeed: one `name slots=N` per
     line, `#` comments.
 

@@ -13,6 +13,7 @@ from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.flag_values import (
     ANY_TIME,
     DAY_S,
+    Pairs,
     check_values,
     device_list,
     nnodes,
@@ -21,9 +22,8 @@ from distmagic.request.flag_values import (
     time_or_zero,
     whole_number,
 )
-from distmagic.request.hosts import Slots, is_port, parse_slots
+from distmagic.request.hosts import Slots, is_port, parse_slots, split_name
 
-Pairs = tuple[tuple[str, str], ...]  # names with their values
 BACKENDS = ("static", "c10d")
 ON_DISCONNECT = ("stop", "keep")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -97,7 +97,7 @@ class JobSpec:
         "ADDRESS",
         not_with="export workflow",
     )
-    env: tuple[tuple[str, str], ...] = option(
+    env: Pairs = option(
         "ranks",
         "variable of every rank; NAME alone: the notebook's value",
         "NAME[=VALUE]",
@@ -299,7 +299,7 @@ def check_pattern(pattern: str, where: str) -> None:
 
 
 def _check_env(env: Pairs) -> None:
-    for name, value in env:
+    for name, _ in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
                 f"--env {name!r}: the name of a variable has letters, digits and _, and no digit first.",
@@ -308,11 +308,6 @@ def _check_env(env: Pairs) -> None:
         if name in TORCHRUN_VARIABLES:
             raise UsageError(
                 f"--env {name}: torchrun sets this variable itself.", "Leave it out."
-            )
-        if "\0" in value:
-            raise UsageError(
-                f"--env {name}: the value has a zero byte in it.",
-                "Variables can't hold one.",
             )
 
 
@@ -360,18 +355,9 @@ def split_endpoint(text: str) -> tuple[str, int | None]:
 
     Raises `UsageError`.
     """
-    bracketed = re.fullmatch(r"\[([^\[\]]+)\](?::(.*))?", text)
-    if bracketed:
-        address, port = bracketed[1], bracketed[2]
-    elif text.count(":") > 1:  # a bare IPv6 address
-        address, port = text, None
-    else:
-        address, colon, rest = text.partition(":")
-        port = rest if colon else None
-    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", address) or not (
-        port is None or is_port(port)
-    ):
+    address, ports = split_name(text)
+    if not address or len(ports) > 1 or not all(map(is_port, ports)):
         raise UsageError(
             f"--rdzv-endpoint {text!r} is not address:port.", "Write 10.0.0.1:29500."
         )
-    return address, None if port is None else int(port)
+    return address, int(ports[0]) if ports else None

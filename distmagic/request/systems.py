@@ -26,6 +26,7 @@ from typing import Any
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
+from distmagic.request.flag_values import Pairs
 
 GROUP = "distmagic.systems"
 
@@ -60,7 +61,7 @@ class Wanted:
     """Requirements for nodes from the flags of a line: None, or empty, if not given."""
 
     nodes: int | None = None
-    options: tuple[tuple[str, str], ...] = ()  # sbatch's, by their long names
+    options: Pairs = ()  # sbatch's, by their long names
     setup: str | None = field(default=None, repr=False)  # may hold secrets
     idle_s: float | None = None
     gpus: str | None = None
@@ -142,16 +143,14 @@ def that_can(what: str) -> tuple[System, ...]:
     return tuple(system for system in systems() if what in system.can)
 
 
-def named(name: str) -> System | None:
-    """Return the system of that name, None if there is none."""
-    return {system.name: system for system in systems()}.get(name)
+def by_name() -> dict[str, System]:
+    """Return all systems by their names."""
+    return {system.name: system for system in systems()}
 
 
 def part(system: str, name: str) -> Any:
     """Return a module of the system of that name, which made the request."""
-    found = named(system)
-    assert found is not None
-    return found.part(name)
+    return by_name()[system].part(name)
 
 
 def places() -> str:
@@ -168,7 +167,7 @@ def at(place: str) -> System:
     for system in systems():
         if system.on and system.on == word:
             return system
-    other = named(word)
+    other = by_name().get(word)
     if other is not None and not other.on:
         raise UsageError(
             f"--on {word}: a notebook can't get hosts from {other.title}.",

@@ -133,10 +133,7 @@ class Sweep:
                 self._begin()
             # An interrupt: nobody gets this object, and could stop it.
             except BaseException:
-                self._queue.clear()
-                for run in self.runs.values():
-                    run.ask_to_stop()
-                    run.stop_waiting()
+                self._end()
                 raise
 
     def _begin(self) -> None:
@@ -192,12 +189,16 @@ class Sweep:
     def stop(self) -> None:
         """End all runs, and start no other."""
         with self._has_changed:
-            self._queue.clear()
-            running = [run for run in self.runs.values() if not run.done]
-        for run in running:
-            run.ask_to_stop()
-            run.stop_waiting()
+            self._end()
         self.wait()
+
+    def _end(self) -> None:
+        """Ask all runs to end. The caller holds the lock."""
+        self._queue.clear()
+        for run in self.runs.values():
+            if not run.done:
+                run.ask_to_stop()
+                run.stop_waiting()
 
     def rerun(self, *names: str) -> None:
         """Queue finished runs again; without a name, all failed ones. Raises `UsageError`."""

@@ -273,7 +273,7 @@ def test_notices_of_a_run_name_the_commands_of_a_terminal(monkeypatch):
     inner = SimpleNamespace(finish=shown.append)
     monkeypatch.setattr(choose, "screen_for", lambda *_, **__: inner)
     words = ("run", "--hosts", "me@gpu-a", "train.py", "--hosts", "x")
-    screen = Notebook(None, Distmagic(), None, cli.for_terminal(words)).screen()
+    screen = Notebook(None, Distmagic(), cli.for_terminal(words)).screen()
     notice = "job 1122-7 goes on: %distributed stop 1122-7 ends it"
     screen.finish(replace(running(), job="1122-7", notices=(notice,)))
     ((only,),) = [state.notices for state in shown]

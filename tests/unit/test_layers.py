@@ -101,7 +101,6 @@ _LoggerConnector | lightning/pytorch/trainer/connectors/logger_connector/logger_
 _ZSt13set_terminatePFvvE | torch/lib/libtorch_python.so | remote.rank.calls | a rank that gloo aborts leaves no calls: the error has no sizes
 _abc | abc.py | remote.values.reductions.cell_objects | a function that wraps an abstract class of a cell can't be sent
 _abort_process_group | torch/distributed/distributed_c10d.py | remote.training.groups | a rank that aborts its groups may be noted as one without any
-_actions | argparse.py | request.flag_parser | no help of flags is made
 _allow_stdin | ipykernel/kernelbase.py | connection.prompts | a notebook asks for no password
 _backward_hooks | torch/_C/__init__.pyi | remote.values.reductions.torch_objects | no tensor of a call can be sent
 _current_frames | sys.py | remote.rank.stay | a cell that waits for ranks outside it waits until an interrupt

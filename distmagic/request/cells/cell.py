@@ -16,11 +16,12 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values.reductions.source_form import code_of_call
-from distmagic.request.cells.notebook_effects import executed
+from distmagic.request.cells.notebook_effects import executed, names_in, targets_of
 
 _MAGIC = re.compile(r"\s*[%!]|[\w\s,]+=\s*[%!]|.*\?\s*$")
 _BLOCKS = {
@@ -82,13 +83,14 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
             "The cell is empty.",
             "Define a function under the magic's line, and call it at the end.",
         )
+    plan = CellPlan(text=text, filename=filename)
     if whole:
-        return _whole(text, tree, filename)
+        return _whole(plan, tree)
     body = _without_guard(tree.body)
     _reject_look(text, body)
     found = _final_call(text, body[-1])
     if found is not None:
-        return _call_plan(text, body[:-1], *found, filename)
+        return _call_plan(plan, body[:-1], *found)
     functions = {node.name: node for node in body if isinstance(node, Function)}
     # Reject a last statement that is neither a call nor replaceable by one.
     last = body[-1]
@@ -112,8 +114,8 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
             hint,
         )
     if not functions:
-        return _whole(text, tree, filename)
-    return _call_plan(text, body, _call_of_only(list(functions.values())), (), filename)
+        return _whole(plan, tree)
+    return _call_plan(plan, body, _call_of_only(list(functions.values())), ())
 
 
 def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
@@ -147,12 +149,12 @@ def _written(text: str, node: ast.AST) -> str:
     return _short(ast.get_source_segment(text, node) or ast.unparse(node))
 
 
-def _whole(text: str, tree: ast.Module, filename: str) -> CellPlan:
+def _whole(plan: CellPlan, tree: ast.Module) -> CellPlan:
     # This finds a `return` outside of a function before ranks do.
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    compile(tree, filename, "exec", flags=flags, dont_inherit=True)
+    compile(tree, plan.filename, "exec", flags=flags, dont_inherit=True)
     _reject_ipython(tree)
-    return CellPlan(text=text, filename=filename)
+    return plan
 
 
 def _reject_ipython(tree: ast.AST) -> None:
@@ -198,7 +200,7 @@ def _final_call(text: str, last: ast.stmt) -> tuple[ast.expr, tuple[str, ...]] |
     _reject_ipython(last)
     if isinstance(last, ast.Expr):
         return value, ()
-    targets = last.targets if isinstance(last, ast.Assign) else [last.target]
+    targets = targets_of(last)
     if isinstance(last, ast.AugAssign) or not all(
         isinstance(target, _TARGETS) for target in targets
     ):
@@ -240,10 +242,9 @@ def _called_before(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
         return None
     if not isinstance(last, ast.Expr | ast.Assign | ast.AnnAssign):
         return None
-    nodes = list(ast.walk(last))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    if not called or called - _LOOKS or names & functions:
+    calls = [node for node in ast.walk(last) if isinstance(node, ast.Call)]
+    called = {ast.unparse(call.func) for call in calls}
+    if not called or called - _LOOKS or names_in([last]) & functions:
         return None
     return before[-1]
 
@@ -262,21 +263,10 @@ def _looked_at(before: list[ast.stmt], last: ast.stmt) -> ast.stmt | None:
         shown = look.args
     if any(map(_calls, shown)):
         return None
-    names = {node.id for node in ast.walk(look) if isinstance(node, ast.Name)}
+    names = names_in([look])
     for statement in reversed(before):
-        if isinstance(statement, ast.Assign):
-            targets = statement.targets
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        else:
-            continue
-        stored = {
-            node.id
-            for target in targets
-            for node in ast.walk(target)
-            if isinstance(node, ast.Name)
-        }
-        if names & stored and statement.value and _calls(statement.value):
+        value = getattr(statement, "value", None)
+        if value and _calls(value) and names & names_in(targets_of(statement)):
             return statement
     return None
 
@@ -289,26 +279,17 @@ def _calls(node: ast.AST) -> bool:
 
 
 def _call_plan(
-    text: str,
-    local: list[ast.stmt],
-    call: ast.expr,
-    targets: tuple[str, ...],
-    filename: str,
+    plan: CellPlan, local: list[ast.stmt], call: ast.expr, targets: tuple[str, ...]
 ) -> CellPlan:
     for statement in local:
-        if _awaits(statement, filename):
+        if _awaits(statement, plan.filename):
             raise UsageError(
                 f"line {statement.lineno}: await can only be in the cell's last expression.",
                 "Run this statement in a cell of its own, before this one.",
             )
-    is_async = _awaits(ast.copy_location(ast.Expr(call), call), filename)
-    return CellPlan(
-        text=text,
-        filename=filename,
-        local=tuple(local),
-        call=call,
-        targets=targets,
-        is_async=is_async,
+    is_async = _awaits(ast.copy_location(ast.Expr(call), call), plan.filename)
+    return replace(
+        plan, local=tuple(local), call=call, targets=targets, is_async=is_async
     )
 
 

@@ -58,15 +58,6 @@ _NOT_OF_A_LIBRARY = (
 # The objects that some modules keep: by id, the module and name of each.
 Kept = dict[int, list[tuple[str, str]]]
 Tables = dict[str, Kept]  # by package
-_IN_PLACE: dict[type[ast.operator], str] = {
-    ast.Add: "__iadd__",
-    ast.Sub: "__isub__",
-    ast.Mult: "__imul__",
-    ast.Div: "__itruediv__",
-    ast.BitOr: "__ior__",
-    ast.BitAnd: "__iand__",
-    ast.BitXor: "__ixor__",
-}
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,6 @@ class _Change:
     does: str  # describes the change in words
     # It changes an object, not a module, class or function. Otherwise it is no change.
     of_object: bool = False
-    # It changes only an object with this method: without `__iand__`, `ok &= True` only gives the
-    # name another object.
-    method: str = ""
 
 
 def library_changes(
@@ -97,11 +85,14 @@ def library_changes(
     or a `later` text uses in the notebook are excluded. A cell that ran on ranks has warned about
     these itself. `tables` are made at their first use, and serve all cells of a launch.
     """
-    effects, changed = _of_text(text)
+    effects, changed, _ = _of_text(text)
     if label and not text.startswith(_OF_RANKS):
         for one in effects:
-            is_seed = one.kind == "seed" and not any(map(_draws, later))
-            if is_seed or one.kind == "variable":
+            if one.kind == "seed":
+                is_lost = not any(_of_text(other)[2] for other in later)
+            else:
+                is_lost = one.kind == "variable"
+            if is_lost:
                 yield replace(one, words=f"{label}, {one.words}")
     for change in changed:
         library, kept = _library(change, namespace, tables)
@@ -122,33 +113,23 @@ def library_changes(
 
 # Each launch asks for all cells of the session.
 @functools.lru_cache(maxsize=2_000)
-def _of_text(text: str) -> tuple[Sequence[LocalEffect], Sequence[_Change]]:
-    """Return the effects of a cell's text, and possible changes of a library."""
-    try:
-        statements = ast.parse(text).body
-    except SyntaxError:
-        return (), ()
-    nodes = [node for statement in statements for node in executed(statement)]
-    changed = [one for node in nodes for one in _changed(node)]
-    return local_effects(statements), changed
+def _of_text(text: str) -> tuple[Sequence[LocalEffect], Sequence[_Change], bool]:
+    """Return the effects of a cell's text, possible changes of a library, and whether the cell may
+    draw random numbers in the notebook.
 
-
-@functools.lru_cache(maxsize=2_000)
-def _draws(text: str) -> bool:
-    """Whether a cell may draw random numbers in the notebook.
-
-    The last statement of a cell that ran on ranks does not count.
+    The last statement of a cell that ran on ranks draws none there.
     """
     try:
         statements = ast.parse(text).body
     except SyntaxError:
-        return False
-    if text.startswith(_OF_RANKS):
-        del statements[-1:]
-    own = [
-        one for one in statements if not ast.unparse(one).startswith("get_ipython()")
-    ]
-    return any(map(computes, own))
+        return (), (), False
+    nodes = [node for statement in statements for node in executed(statement)]
+    changed = [one for node in nodes for one in _changed(node)]
+    own = statements[:-1] if text.startswith(_OF_RANKS) else statements
+    draws = any(
+        computes(one) for one in own if not ast.unparse(one).startswith("get_ipython()")
+    )
+    return local_effects(statements), changed, draws
 
 
 def _changed(node: ast.AST) -> Iterator[_Change]:
@@ -170,8 +151,7 @@ def _changed(node: ast.AST) -> Iterator[_Change]:
         if isinstance(target, ast.Attribute | ast.Subscript):
             yield _Change(target, f"sets {ast.unparse(target)}")
         elif isinstance(node, ast.AugAssign):
-            method = _IN_PLACE.get(type(node.op), "")
-            yield _Change(target, f"changes {ast.unparse(target)}", True, method)
+            yield _Change(target, f"changes {ast.unparse(target)}", of_object=True)
 
 
 def _library(
@@ -186,8 +166,6 @@ def _library(
         root = root.func if isinstance(root, ast.Call) else root.value
     value = namespace.get(root.id) if isinstance(root, ast.Name) else None
     if change.of_object and not _is_object(change.target, namespace):
-        return "", ""
-    if change.method and not hasattr(type(value), change.method):
         return "", ""
     found: object = None
     kept = ""

@@ -10,7 +10,7 @@ changes of libraries.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from distmagic.remote.frozen import frozen
@@ -96,6 +96,12 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
         return [node.target]
     return []
+
+
+def names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return all names that these nodes have."""
+    parts = (part for node in nodes for part in ast.walk(node))
+    return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
 def note(effects: Sequence[LocalEffect]) -> str:

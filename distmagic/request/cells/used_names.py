@@ -9,6 +9,7 @@ import symtable
 from collections.abc import Iterator
 
 from distmagic.request.cells.cell import CellPlan
+from distmagic.request.cells.notebook_effects import names_in
 
 
 def names_wanted(plan: CellPlan) -> dict[str, int]:
@@ -61,9 +62,8 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
         if isinstance(node, ast.Name) and node.id in found
     }
     for target in plan.targets:  # `runs` of `runs["a"] = train()`
-        for node in ast.walk(ast.parse(target)):
-            if isinstance(node, ast.Name) and node.id != target:
-                lines[node.id] = plan.call.lineno
+        for name in names_in([ast.parse(target)]) - {target}:
+            lines[name] = plan.call.lineno
     return lines
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from distmagic import api
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.link_opener import Fleet
 from distmagic.notebook import magic
@@ -306,11 +307,12 @@ class Lab:
         monkeypatch.setattr(place, "with_files", lambda payload, *_: payload)
         for module in (dry_run, programs):
             monkeypatch.setattr(module, "start_commands", self.session._start_commands)
+        monkeypatch.setattr(api, "session", lambda: self.session)
         self.load()
 
     def load(self) -> None:
         """Load the extension."""
-        magic.load_ipython_extension(self.shell, lambda: self.session)
+        magic.load_ipython_extension(self.shell)
 
     def pack(self, what, **given):
         self.packed = given

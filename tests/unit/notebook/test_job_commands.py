@@ -76,7 +76,7 @@ def test_a_row_says_what_was_run_for_how_long_and_what_came_of_it():
     )
     titles, row = table([job], MINE).splitlines()
     for title, value in {
-        "took": "13 min",
+        "took": "12 min 34 s",
         "ranks": "8",
         "call": "train(steps=500, xxxxxxxxxxxxxxxxxxxx...",
         "last values": "loss 0.1235, acc 0.9",

@@ -949,6 +949,7 @@ def test_every_error_is_exported():
 # ---- in a kernel
 
 _IN_A_KERNEL = """
+from distmagic import api
 from distmagic.notebook import magic
 from distmagic.payload import pack as packing
 from distmagic.connection.prompts import asker_of
@@ -970,7 +971,8 @@ def pack(thunk, **given):
     return thunk
 
 packing.pack_call = pack
-magic.load_ipython_extension(get_ipython(), Session)
+api.session = Session
+magic.load_ipython_extension(get_ipython())
 """
 
 

@@ -449,7 +449,10 @@ def test_flags_are_completed(text):
         ("%distributed ", list(NAMES)),
         ("%distributed pl", list(NAMES)),
         ("%distributed hosts ", ["gpu-a", "gpu-b"]),
-        ("%distributed hosts --h", ["--hostfile", "--python", "--ssh-config"]),
+        (
+            "%distributed hosts --h",
+            ["--hosts", "--hostfile", "--python", "--ssh-config"],
+        ),
         ("%distributed logs ", ["0102-030405-ab"]),
         ("%distributed logs 0102-030405-ab 0 ", ["--hosts", "--by-time"]),
         ("%distributed view ", ["0102-030405-ab"]),

@@ -264,9 +264,6 @@ CFG: dict = {"lr": 0.1}
 LAYERS = [1]
 space = types.SimpleNamespace(model=types.SimpleNamespace(depth=1))
 COUNT = 3
-class Flag:
-    def __and__(self, other): return self
-FLAG = Flag()
 """
 OF_CONFIG = {
     "an item": ("CFG['lr'] = 3", "CFG"),
@@ -281,7 +278,6 @@ OF_CONFIG = {
     "another list": ("LAYERS = LAYERS + [2]", ""),
     "what is read": ("lr = CFG.get('lr')", ""),
     "a number": ("COUNT += 1", ""),
-    "an object without an operator in place": ("FLAG &= True", ""),
 }
 
 

@@ -27,7 +27,7 @@ REQUESTS = (
 
 def hostile(annotation: str) -> Any:
     """Return a value of a field's type, as it is written, with a zero byte in it; None where it has no text."""
-    if annotation.startswith("tuple[tuple[str, str"):
+    if annotation == "Pairs":
         return (("A", BAD),)
     if annotation.startswith("tuple[str"):
         return ("a", BAD)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import inspect
 import sys
 import types
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Container, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import local_modules
@@ -50,7 +49,7 @@ class CellParcel:
     digests: Mapping[str, str]
     notice: str  # lists the names that are sent
     # names of the modules that the cell and these values import
-    modules: frozenset[str]
+    modules: set[str]
 
 
 def prepared(
@@ -99,15 +98,17 @@ def prepared(
     )
 
 
-@frozen
+@dataclass
 class _Needed:
     """The values of the notebook for one cell."""
 
-    digests: dict[str, str]  # the digest of each value
-    sent: dict[str, object]  # values to be sent
-    outdated: list[str]  # values that have changed and can't be sent
-    codes: list[types.CodeType]  # code of the values to be sent
-    modules: frozenset[str]  # modules that the values import
+    digests: dict[str, str] = field(default_factory=dict)  # the digest of each value
+    sent: dict[str, object] = field(default_factory=dict)  # values to be sent
+    # values that have changed and can't be sent
+    outdated: list[str] = field(default_factory=list)
+    # code of the values to be sent
+    codes: list[types.CodeType] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)  # modules that the values import
 
 
 def _needed(
@@ -123,47 +124,36 @@ def _needed(
     Raises `PayloadError` for a value that the cell uses and that can't be sent, unless its name is
     `optional`.
     """
-    digests: dict[str, str] = {}
-    sent: dict[str, object] = {}
-    outdated: list[str] = []
-    codes: list[types.CodeType] = []
-    modules: set[str] = set()
-    # The names that the cell uses, and those that its functions and classes use in turn.
-    waiting = _reached(_names_read(code), own)
+    found = _Needed()
+    # The names that the cell uses; those that its functions and classes use in turn follow.
+    waiting = list(_names_read(code))
     used = set(waiting)
-    waiting += _reached(there, own)
+    waiting += there
     while waiting:
         name = waiting.pop(0)
-        if name in digests:
+        if name in found.digests or name not in own:
             continue
-        value = own[name]
         try:
-            digest, seen = _digest(name, value, source)
+            digest, seen = _digest(name, own[name], source)
         except PayloadError:
             if name in used and name not in optional:
                 raise
             if there.get(name, _CANT_BE_SENT) != _CANT_BE_SENT:
-                outdated.append(name)
-            digests[name] = _CANT_BE_SENT
+                found.outdated.append(name)
+            found.digests[name] = _CANT_BE_SENT
             continue
-        digests[name] = digest
-        modules |= seen.modules
+        found.digests[name] = digest
+        found.modules |= seen.modules
         for used_code in seen.codes:
-            modules.update(local_modules.imports_of_code(used_code))
+            found.modules.update(local_modules.imports_of_code(used_code))
         # Functions in it go without their globals.
-        more = [name for one in seen.codes for name in _names_read(one) if name in own]
+        more = [name for one in seen.codes for name in _names_read(one)]
         waiting[:0] = more
         used.update(more if name in used else ())
         if there.get(name) != digest:
-            sent[name] = value
-            codes += seen.codes
-    return _Needed(
-        digests=digests,
-        sent=sent,
-        outdated=outdated,
-        codes=codes,
-        modules=frozenset(modules),
-    )
+            found.sent[name] = own[name]
+            found.codes += seen.codes
+    return found
 
 
 def _notice(needed: _Needed, labels: Mapping[str, str]) -> str:
@@ -191,43 +181,6 @@ def _code(plan: CellPlan) -> types.CodeType:
     code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
     assert isinstance(code, types.CodeType)
     return code
-
-
-def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
-    found: dict[str, None] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop(0)
-        if name in notebook and name not in found:
-            found[name] = None
-            waiting += _names_in(notebook[name])
-    return list(found)
-
-
-def _names_in(value: object) -> Iterator[str]:
-    """Yield the global names in the code of a notebook's function or class, and of functions that
-    it wraps.
-    """
-    layers: list[Any] = []
-    if callable(value):
-        layers.append(inspect.unwrap(value, stop=layers.append))
-    for one in layers:
-        if _is_of_notebook(one):
-            yield from _names_read(one.__code__)
-    if isinstance(value, type) and value.__module__ == "__main__":
-        for member in vars(value).values():
-            for one in (member, getattr(member, "fget", None), getattr(member, "__func__", None)):  # fmt: skip
-                if isinstance(one, types.FunctionType):
-                    yield from _names_in(one)
-
-
-def _is_of_notebook(value: object) -> TypeGuard[types.FunctionType]:
-    """Whether a value is a function that uses the notebook's globals.
-
-    Another module's decorator has its own.
-    """
-    is_function = type(value) is types.FunctionType
-    return is_function and value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(_MOST_DIGESTS)

@@ -19,7 +19,7 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import LogParts, Run, left
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped
-from distmagic.remote.values.call import Cell
+from distmagic.remote.values.call import Cell, ModuleText
 from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.cells import MOST_TEXT
@@ -58,7 +58,7 @@ class CellRunner:
         hosts: tuple[str, ...],
         run: BackgroundRun,
         control: Control,
-        modules_there: Mapping[str, str],
+        modules_there: Mapping[str, ModuleText],
         idle: IdleTime,
     ) -> None:
         self.name = request.stay or ""
@@ -66,7 +66,7 @@ class CellRunner:
         self.is_attached = False  # whether another kernel has started them
         self._session, self._run, self._control = session, run, control
         self._texts: dict[int, str] = {}  # of this kernel's cells
-        self._modules = dict(modules_there)  # digests by module name
+        self._modules = dict(modules_there)  # by name
         self._sent: dict[int, Mapping[str, str]] = {}  # digests by name
         self._logged: dict[int, tuple[int, ...]] = {}  # at the end of the last cell
         # Of the last cell: by it, a kernel finds the cell of an output.

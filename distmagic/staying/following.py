@@ -72,7 +72,10 @@ def prepared(
     """
     theirs = set(theirs)
     source = form_for(pythons)
-    code = _code(plan)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code: types.CodeType = compile(
+        plan.text, plan.filename, "exec", flags, dont_inherit=True
+    )
     # The names that the cell assigns, also in its functions.
     assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
     optional = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
@@ -176,13 +179,6 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
     return SourceForm(min(others)) if others else None
 
 
-def _code(plan: CellPlan) -> types.CodeType:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
-    assert isinstance(code, types.CodeType)
-    return code
-
-
 @functools.lru_cache(_MOST_DIGESTS)
 def _names_read(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names that code and the functions in it read before the code has assigned
@@ -205,13 +201,36 @@ def _names_read(code: types.CodeType) -> tuple[str, ...]:
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
     """Return the digest of a value as it would be sent, and the objects it refers to."""
     key = _key(name, value) if source is None else None
-    if key is None:
-        return _digest_anew(name, value, source)
-    if key not in _DIGESTS:
+    if key in _DIGESTS:
+        return _DIGESTS[key]
+    seen = Seen(only=())
+    try:
+        parcel.dump(
+            value,
+            None,
+            seen=seen,
+            refuse=refuse,
+            limit_bytes=MOST_BYTES,
+            name=name,
+            source=source,
+        )
+    except parcel.TooLarge as error:
+        raise PayloadTooLarge(
+            f"{name} takes {size_text(error.size_bytes)}; a value up to {size_text(MOST_BYTES)} follows the notebook "
+            "by itself.",
+            f'Send it once: ranks["{name}"] = {name}; or make it in a cell on the ranks, from the hosts\' own disks.',
+        ) from None
+    except parcel.Unpicklable as error:
+        raise PayloadError(
+            f"The cell uses {name} of the notebook, and {error.cause.sentence}.",
+            f"Make {name} in a cell on the ranks.",
+        ) from error
+    found = seen.sha256.hexdigest(), seen
+    if key is not None:
         if len(_DIGESTS) >= _MOST_DIGESTS:
             _DIGESTS.clear()
-        _DIGESTS[key] = _digest_anew(name, value, source)
-    return _DIGESTS[key]
+        _DIGESTS[key] = found
+    return found
 
 
 def _key(name: str, value: object) -> Hashable | None:
@@ -242,34 +261,6 @@ def _key(name: str, value: object) -> Hashable | None:
             code, defaults = value.__code__, repr((positional, named))
             return name, code, code.co_filename, value.__doc__, defaults, annotations
     return None
-
-
-def _digest_anew(
-    name: str, value: object, source: SourceForm | None
-) -> tuple[str, Seen]:
-    seen = Seen(only=())
-    try:
-        parcel.dump(
-            value,
-            None,
-            seen=seen,
-            refuse=refuse,
-            limit_bytes=MOST_BYTES,
-            name=name,
-            source=source,
-        )
-    except parcel.TooLarge as error:
-        raise PayloadTooLarge(
-            f"{name} takes {size_text(error.size_bytes)}; a value up to {size_text(MOST_BYTES)} follows the notebook "
-            "by itself.",
-            f'Send it once: ranks["{name}"] = {name}; or make it in a cell on the ranks, from the hosts\' own disks.',
-        ) from None
-    except parcel.Unpicklable as error:
-        raise PayloadError(
-            f"The cell uses {name} of the notebook, and {error.cause.sentence}.",
-            f"Make {name} in a cell on the ranks.",
-        ) from error
-    return seen.sha256.hexdigest(), seen
 
 
 def _words(name: str, value: object, labels: Mapping[str, str]) -> str:

@@ -296,7 +296,7 @@ class Ranks(CellRunner):
         if not self._modules.keys().isdisjoint(names):
             notice += " Objects that were made before keep their old class."
         for module in stale:
-            self._modules[module.name] = modules.digest(module)
+            self._modules[module.name] = module
         return notice
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:

@@ -64,12 +64,14 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
-    """Replace a function of a class or a module by `ours`, which is called with the original
-    function and its arguments.
+    """Replace a function of a class or a module, if it has one of this name, by `ours`, which is
+    called with the original function and its arguments.
 
     `others` are patched too if they have the same function under this name.
     """
-    original = getattr(owner, name)
+    original = getattr(owner, name, None)
+    if original is None:
+        return
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:

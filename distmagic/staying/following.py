@@ -10,7 +10,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from distmagic.errors import PayloadError, PayloadTooLarge
@@ -22,7 +22,6 @@ from distmagic.payload.sizes import size_text
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
-from distmagic.remote.values.pickling import goes_by_value
 from distmagic.remote.values.reductions.source_form import SourceForm, names_in
 from distmagic.remote.values.seen import Seen
 from distmagic.request.cells.cell import CellPlan
@@ -30,10 +29,6 @@ from distmagic.request.cells.cell import CellPlan
 MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.
 _SHOWN = (int, float, bool, type(None))
-_DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
-_MOST_DIGESTS = 2_000
-_PLAIN = (*_SHOWN, str, bytes)
-_SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_GLOBAL = "STORE_GLOBAL"  # an assignment in a function with `global`
@@ -179,7 +174,7 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
     return SourceForm(min(others)) if others else None
 
 
-@functools.lru_cache(_MOST_DIGESTS)
+@functools.lru_cache(2_000)
 def _names_read(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names that code and the functions in it read before the code has assigned
     them.
@@ -200,9 +195,6 @@ def _names_read(code: types.CodeType) -> tuple[str, ...]:
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
     """Return the digest of a value as it would be sent, and the objects it refers to."""
-    key = _key(name, value) if source is None else None
-    if key in _DIGESTS:
-        return _DIGESTS[key]
     seen = Seen(only=())
     try:
         parcel.dump(
@@ -225,42 +217,7 @@ def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, S
             f"The cell uses {name} of the notebook, and {error.cause.sentence}.",
             f"Make {name} in a cell on the ranks.",
         ) from error
-    found = seen.sha256.hexdigest(), seen
-    if key is not None:
-        if len(_DIGESTS) >= _MOST_DIGESTS:
-            _DIGESTS.clear()
-        _DIGESTS[key] = found
-    return found
-
-
-def _key(name: str, value: object) -> Hashable | None:
-    """Return a key by which a value that did not change is known again; None for one that can
-    change in place.
-    """
-    # Exactly these types: one derived from them may have attributes that change. The repr tells 0.0
-    # from -0.0.
-    is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
-    if type(value) in _PLAIN and is_short:
-        return name, type(value), repr(value)
-    if type(value) is types.ModuleType:
-        module = getattr(value, "__name__", None)
-        is_imported = isinstance(module, str) and sys.modules.get(module) is value
-        # It travels as its name.
-        if is_imported and not goes_by_value(str(module)):
-            return name, type(value), module
-        return None
-    if isinstance(value, types.FunctionType) and goes_by_value(str(value.__module__)):
-        return None
-    if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
-        positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
-        if all(type(one) in _PLAIN for one in (*positional, *named.values())):
-            try:
-                annotations = repr(value.__annotations__)
-            except Exception:  # noqa: BLE001 - a name that is not defined yet, or the user's own class
-                return None
-            code, defaults = value.__code__, repr((positional, named))
-            return name, code, code.co_filename, value.__doc__, defaults, annotations
-    return None
+    return seen.sha256.hexdigest(), seen
 
 
 def _words(name: str, value: object, labels: Mapping[str, str]) -> str:

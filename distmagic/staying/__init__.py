@@ -44,7 +44,7 @@ No cell runs in the notebook. Read in this order:
     stopping.py     the stages of an interrupt, pure
     out_of_step.py  whether the next cell can still use the process groups, pure
     idle.py         how long the ranks have been without a cell, and when that ends them
-    past.py         what ranks have done so far, for a kernel that attaches to them, pure
+    past.py         what ranks have done so far, also for a kernel that attaches, pure
     holdings.py     what the ranks have, as text, pure
     control.py      passes requests and events between a cell and the session's loop
     cell_runner.py  runs cells on the ranks of one session, one after the other

@@ -19,7 +19,7 @@ from distmagic.outcome.detached import Detached
 from distmagic.outcome.run import LogParts, Run, left
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.pack import dumped
-from distmagic.remote.values.call import Cell
+from distmagic.remote.values.call import Cell, ModuleText
 from distmagic.remote.values.seen import Seen
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.cells import MOST_TEXT
@@ -58,21 +58,17 @@ class CellRunner:
         hosts: tuple[str, ...],
         run: BackgroundRun,
         control: Control,
-        modules_there: Mapping[str, str],
+        modules_there: Mapping[str, ModuleText],
         idle: IdleTime,
     ) -> None:
         self.name = request.stay or ""
         self.request, self.hosts, self.idle = request, hosts, idle
         self.is_attached = False  # whether another kernel has started them
         self._session, self._run, self._control = session, run, control
-        self._cells = 0
         self._texts: dict[int, str] = {}  # of this kernel's cells
-        self._modules = dict(modules_there)  # digests by module name
-        self._theirs: dict[int, frozenset[str]] = {}
+        self._modules = dict(modules_there)  # by name
         self._sent: dict[int, Mapping[str, str]] = {}  # digests by name
-        self._last_ends: dict[int, protocol.CellEnded] = {}
         self._logged: dict[int, tuple[int, ...]] = {}  # at the end of the last cell
-        self._is_out_of_step = False
         # Of the last cell: by it, a kernel finds the cell of an output.
         self._context = contextvars.copy_context()
 
@@ -104,7 +100,7 @@ class CellRunner:
     @property
     def theirs(self) -> frozenset[str]:
         """The names that cells have assigned, on any rank."""
-        return frozenset().union(*self._theirs.values())
+        return frozenset().union(*self._control.past.names.values())
 
     def raise_end(self) -> None:
         """Wait for the session's end, and raise its error."""
@@ -175,7 +171,8 @@ class CellRunner:
         if self.done or self.state.first_failure is not None or self.state.stopping:
             self.raise_end()
         is_of_all = len(ranks) == len(self.state.workers)
-        anew = is_cell and self._is_out_of_step and is_of_all
+        is_stale = bool(out_of_step.notice(self._control.past.ends))
+        anew = is_cell and is_of_all and is_stale
         message = self._message(local, ranks, text, anew=anew)
         began_unix_s = time.time()
         cell = cell_state.begin_cell(self.state, message.cell, ranks, began_unix_s)
@@ -201,8 +198,6 @@ class CellRunner:
             self._control.end()
         if cell.ends_ranks:
             self.end()
-        for rank, end in cell.ends.items():
-            self._theirs[rank] = frozenset(end.names)
         if is_cell:
             cell = self._with_last_notices(cell)
         screen.finish(cell.run)
@@ -212,9 +207,7 @@ class CellRunner:
         """Return a finished cell with notices: how it stopped, and whether process groups will be
         made again.
         """
-        self._last_ends.update(cell.ends)
-        stale = out_of_step.notice(self._last_ends)
-        self._is_out_of_step = bool(stale)
+        stale = out_of_step.notice(self._control.past.ends)
         of_stop = stopping.stopped_after(cell), stopping.raised_after(cell)
         new = [text for text in (*of_stop, stale) if text]
         run = replace(cell.run, notices=(*cell.run.notices, *new))
@@ -227,10 +220,10 @@ class CellRunner:
 
         `anew`: make process groups again.
         """
-        self._cells += 1
-        self._texts[self._cells] = text
+        number = self._control.last + 1
+        self._texts[number] = text
         request = protocol.RunCell(
-            cell=self._cells, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew,
+            cell=number, ranks=ranks, text=clipped(text, MOST_TEXT), anew=anew,
             kernel=self._control.kernel,
         )  # fmt: skip
         if local.blob.size_bytes <= _INLINE_BYTES:

@@ -31,7 +31,7 @@ class Control:
         self.kernel = secrets.token_hex(4)
         # Whether ranks run another kernel's cell instead of this kernel's last one.
         self.is_refused = False
-        self._last = 0  # the number of the last cell of this kernel, or before it
+        self.last = 0  # the number of the last cell of this kernel, or before it
         self._lock = threading.Lock()
         self._cell: protocol.RunCell | None = None
         self._sent_over: dict[int, Link] = {}
@@ -56,7 +56,7 @@ class Control:
 
     def _begin(self, cell: protocol.RunCell) -> None:
         self._cell = cell
-        self._last = cell.cell
+        self.last = cell.cell
         self._sent_over = {}
         self._again = []
         self._heard = queue.SimpleQueue()
@@ -72,17 +72,17 @@ class Control:
         A cell that still runs goes on as this kernel's.
         """
         with self._lock:
-            self._last = self.past.last
+            self.last = self.past.last
             self.is_refused = False
             self._between.clear()
             if at_work := self.past.at_work:
-                self._begin(protocol.RunCell(cell=self._last, ranks=at_work))
+                self._begin(protocol.RunCell(cell=self.last, ranks=at_work))
             return self.past
 
     @property
     def is_taken(self) -> bool:
         """Whether another kernel has run a cell since this one did."""
-        return self.is_refused or self.past.last > self._last
+        return self.is_refused or self.past.last > self.last
 
     def ask(self, request: protocol.HandedOn) -> None:
         """Send ranks a request about their cell, such as an interrupt."""

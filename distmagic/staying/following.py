@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import inspect
 import sys
 import types
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from distmagic.errors import PayloadError, PayloadTooLarge
 from distmagic.payload import local_modules
@@ -23,7 +22,6 @@ from distmagic.payload.sizes import size_text
 from distmagic.remote.frozen import frozen
 from distmagic.remote.values import parcel
 from distmagic.remote.values.call import Cell
-from distmagic.remote.values.pickling import goes_by_value
 from distmagic.remote.values.reductions.source_form import SourceForm, names_in
 from distmagic.remote.values.seen import Seen
 from distmagic.request.cells.cell import CellPlan
@@ -31,10 +29,6 @@ from distmagic.request.cells.cell import CellPlan
 MOST_BYTES = 1 << 20  # size limit of one value
 # Types whose values may be shown, because they hold no secrets.
 _SHOWN = (int, float, bool, type(None))
-_DIGESTS: dict[Hashable, tuple[str, Seen]] = {}  # of values that can't change in place
-_MOST_DIGESTS = 2_000
-_PLAIN = (*_SHOWN, str, bytes)
-_SHORT = 1_000  # of a text whose digest is kept
 _CANT_BE_SENT = "can't be sent"  # in place of a digest
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_GLOBAL = "STORE_GLOBAL"  # an assignment in a function with `global`
@@ -50,7 +44,7 @@ class CellParcel:
     digests: Mapping[str, str]
     notice: str  # lists the names that are sent
     # names of the modules that the cell and these values import
-    modules: frozenset[str]
+    modules: set[str]
 
 
 def prepared(
@@ -73,7 +67,10 @@ def prepared(
     """
     theirs = set(theirs)
     source = form_for(pythons)
-    code = _code(plan)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code: types.CodeType = compile(
+        plan.text, plan.filename, "exec", flags, dont_inherit=True
+    )
     # The names that the cell assigns, also in its functions.
     assigned = [one.argval for one in dis.get_instructions(code) if one.opname in _ASSIGNS]  # fmt: skip
     optional = {*some_ranks, *assigned, *names_in(code, _BY_GLOBAL)}
@@ -99,15 +96,17 @@ def prepared(
     )
 
 
-@frozen
+@dataclass
 class _Needed:
     """The values of the notebook for one cell."""
 
-    digests: dict[str, str]  # the digest of each value
-    sent: dict[str, object]  # values to be sent
-    outdated: list[str]  # values that have changed and can't be sent
-    codes: list[types.CodeType]  # code of the values to be sent
-    modules: frozenset[str]  # modules that the values import
+    digests: dict[str, str] = field(default_factory=dict)  # the digest of each value
+    sent: dict[str, object] = field(default_factory=dict)  # values to be sent
+    # values that have changed and can't be sent
+    outdated: list[str] = field(default_factory=list)
+    # code of the values to be sent
+    codes: list[types.CodeType] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)  # modules that the values import
 
 
 def _needed(
@@ -123,47 +122,36 @@ def _needed(
     Raises `PayloadError` for a value that the cell uses and that can't be sent, unless its name is
     `optional`.
     """
-    digests: dict[str, str] = {}
-    sent: dict[str, object] = {}
-    outdated: list[str] = []
-    codes: list[types.CodeType] = []
-    modules: set[str] = set()
-    # The names that the cell uses, and those that its functions and classes use in turn.
-    waiting = _reached(_names_read(code), own)
+    found = _Needed()
+    # The names that the cell uses; those that its functions and classes use in turn follow.
+    waiting = list(_names_read(code))
     used = set(waiting)
-    waiting += _reached(there, own)
+    waiting += there
     while waiting:
         name = waiting.pop(0)
-        if name in digests:
+        if name in found.digests or name not in own:
             continue
-        value = own[name]
         try:
-            digest, seen = _digest(name, value, source)
+            digest, seen = _digest(name, own[name], source)
         except PayloadError:
             if name in used and name not in optional:
                 raise
             if there.get(name, _CANT_BE_SENT) != _CANT_BE_SENT:
-                outdated.append(name)
-            digests[name] = _CANT_BE_SENT
+                found.outdated.append(name)
+            found.digests[name] = _CANT_BE_SENT
             continue
-        digests[name] = digest
-        modules |= seen.modules
+        found.digests[name] = digest
+        found.modules |= seen.modules
         for used_code in seen.codes:
-            modules.update(local_modules.imports_of_code(used_code))
+            found.modules.update(local_modules.imports_of_code(used_code))
         # Functions in it go without their globals.
-        more = [name for one in seen.codes for name in _names_read(one) if name in own]
+        more = [name for one in seen.codes for name in _names_read(one)]
         waiting[:0] = more
         used.update(more if name in used else ())
         if there.get(name) != digest:
-            sent[name] = value
-            codes += seen.codes
-    return _Needed(
-        digests=digests,
-        sent=sent,
-        outdated=outdated,
-        codes=codes,
-        modules=frozenset(modules),
-    )
+            found.sent[name] = own[name]
+            found.codes += seen.codes
+    return found
 
 
 def _notice(needed: _Needed, labels: Mapping[str, str]) -> str:
@@ -186,51 +174,7 @@ def form_for(pythons: Iterable[tuple[int, ...]]) -> SourceForm | None:
     return SourceForm(min(others)) if others else None
 
 
-def _code(plan: CellPlan) -> types.CodeType:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(plan.text, plan.filename, "exec", flags, dont_inherit=True)
-    assert isinstance(code, types.CodeType)
-    return code
-
-
-def _reached(names: Iterable[str], notebook: Mapping[str, object]) -> list[str]:
-    found: dict[str, None] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop(0)
-        if name in notebook and name not in found:
-            found[name] = None
-            waiting += _names_in(notebook[name])
-    return list(found)
-
-
-def _names_in(value: object) -> Iterator[str]:
-    """Yield the global names in the code of a notebook's function or class, and of functions that
-    it wraps.
-    """
-    layers: list[Any] = []
-    if callable(value):
-        layers.append(inspect.unwrap(value, stop=layers.append))
-    for one in layers:
-        if _is_of_notebook(one):
-            yield from _names_read(one.__code__)
-    if isinstance(value, type) and value.__module__ == "__main__":
-        for member in vars(value).values():
-            for one in (member, getattr(member, "fget", None), getattr(member, "__func__", None)):  # fmt: skip
-                if isinstance(one, types.FunctionType):
-                    yield from _names_in(one)
-
-
-def _is_of_notebook(value: object) -> TypeGuard[types.FunctionType]:
-    """Whether a value is a function that uses the notebook's globals.
-
-    Another module's decorator has its own.
-    """
-    is_function = type(value) is types.FunctionType
-    return is_function and value.__globals__.get("__name__") == "__main__"  # type: ignore[attr-defined]
-
-
-@functools.lru_cache(_MOST_DIGESTS)
+@functools.lru_cache(2_000)
 def _names_read(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names that code and the functions in it read before the code has assigned
     them.
@@ -251,49 +195,6 @@ def _names_read(code: types.CodeType) -> tuple[str, ...]:
 
 def _digest(name: str, value: object, source: SourceForm | None) -> tuple[str, Seen]:
     """Return the digest of a value as it would be sent, and the objects it refers to."""
-    key = _key(name, value) if source is None else None
-    if key is None:
-        return _digest_anew(name, value, source)
-    if key not in _DIGESTS:
-        if len(_DIGESTS) >= _MOST_DIGESTS:
-            _DIGESTS.clear()
-        _DIGESTS[key] = _digest_anew(name, value, source)
-    return _DIGESTS[key]
-
-
-def _key(name: str, value: object) -> Hashable | None:
-    """Return a key by which a value that did not change is known again; None for one that can
-    change in place.
-    """
-    # Exactly these types: one derived from them may have attributes that change. The repr tells 0.0
-    # from -0.0.
-    is_short = type(value) not in (str, bytes) or len(value) <= _SHORT  # type: ignore[arg-type]
-    if type(value) in _PLAIN and is_short:
-        return name, type(value), repr(value)
-    if type(value) is types.ModuleType:
-        module = getattr(value, "__name__", None)
-        is_imported = isinstance(module, str) and sys.modules.get(module) is value
-        # It travels as its name.
-        if is_imported and not goes_by_value(str(module)):
-            return name, type(value), module
-        return None
-    if isinstance(value, types.FunctionType) and goes_by_value(str(value.__module__)):
-        return None
-    if type(value) is types.FunctionType and not value.__closure__ and not vars(value):
-        positional, named = value.__defaults__ or (), value.__kwdefaults__ or {}
-        if all(type(one) in _PLAIN for one in (*positional, *named.values())):
-            try:
-                annotations = repr(value.__annotations__)
-            except Exception:  # noqa: BLE001 - a name that is not defined yet, or the user's own class
-                return None
-            code, defaults = value.__code__, repr((positional, named))
-            return name, code, code.co_filename, value.__doc__, defaults, annotations
-    return None
-
-
-def _digest_anew(
-    name: str, value: object, source: SourceForm | None
-) -> tuple[str, Seen]:
     seen = Seen(only=())
     try:
         parcel.dump(

@@ -4,7 +4,6 @@ them ranks lack.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,18 +26,13 @@ def texts_of(modules: Iterable[LocalModule]) -> list[ModuleText]:
     return found
 
 
-def digest(module: ModuleText) -> str:
-    """Return a digest of a module's text."""
-    return hashlib.sha256(repr(sorted(module.files.items())).encode()).hexdigest()
-
-
 def stale(
-    modules: Sequence[ModuleText], there: Mapping[str, str]
+    modules: Sequence[ModuleText], there: Mapping[str, ModuleText]
 ) -> tuple[ModuleText, ...]:
     """Return the modules that are missing or outdated on the ranks, and the modules that import
-    them. `there` are the digests of the modules that the ranks have, by name.
+    them. `there` are the modules that the ranks have, by name.
     """
-    found = {module.name for module in modules if there.get(module.name) != digest(module)}  # fmt: skip
+    found = {module.name for module in modules if there.get(module.name) != module}
     known = set[str]()
     while found != known:
         known = set(found)

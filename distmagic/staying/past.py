@@ -1,5 +1,5 @@
-"""What ranks that stay have done so far, by the events of their job: for a kernel that attaches to
-them. Pure.
+"""What ranks that stay have done so far, by the events of their job: for their next cell, and for
+a kernel that attaches to them. Pure.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from distmagic.render.screen import Screen
 from distmagic.request.cells.cell import CellPlan
 from distmagic.runner import interrupts
 from distmagic.state.events import Event
-from distmagic.staying import cell_state, holdings, modules, out_of_step
+from distmagic.staying import cell_state, holdings, modules
 from distmagic.staying.cell_runner import BEAT_S, CellRunner
 from distmagic.staying.following import prepared
 
@@ -139,7 +139,7 @@ class Ranks(CellRunner):
             except parcel.Unpicklable as error:
                 raise PayloadError(error.message, error.hint) from error
             except KeyboardInterrupt:
-                left = protocol.InterruptCell(cell=self._cells, ranks=ranks)
+                left = protocol.InterruptCell(cell=self._control.last, ranks=ranks)
                 self._control.ask(left)
                 raise
 
@@ -164,7 +164,8 @@ class Ranks(CellRunner):
 
         Raises `UsageError`.
         """
-        outcomes = {one: end.ended.outcome for one, end in self._last_ends.items()}
+        ends = self._control.past.ends
+        outcomes = {one: end.ended.outcome for one, end in ends.items()}
         raised = [one for one, outcome in outcomes.items() if outcome == "raised"]
         chosen = min(raised, default=None) if rank is None else rank
         if chosen is None or outcomes.get(chosen, "returned") == "returned":
@@ -230,10 +231,6 @@ class Ranks(CellRunner):
         # The answers of ranks come after all earlier events of their nodes.
         self._run.stacks()
         past = self._control.take_over()
-        self._cells = past.last
-        self._theirs = dict(past.names)
-        self._last_ends = dict(past.ends)
-        self._is_out_of_step = bool(out_of_step.notice(self._last_ends))
         self._sent.clear()
         if ranks := past.at_work:
             where = f"Of the {self.label}, {','.join(ranges(ranks))}"
@@ -264,8 +261,9 @@ class Ranks(CellRunner):
             self._wait_for_ranks(screen, noted)
             ranks = self._targets(request.ranks)
             # The names that cells have assigned on all these ranks.
+            names = self._control.past.names
             theirs = frozenset.intersection(
-                *(self._theirs.get(rank, frozenset()) for rank in ranks)
+                *(names.get(rank, frozenset()) for rank in ranks)
             )
             packed = prepared(
                 request.plan, request.notebook, theirs, self._there(ranks), request.labels,
@@ -298,7 +296,7 @@ class Ranks(CellRunner):
         if not self._modules.keys().isdisjoint(names):
             notice += " Objects that were made before keep their old class."
         for module in stale:
-            self._modules[module.name] = modules.digest(module)
+            self._modules[module.name] = module
         return notice
 
     def _wait_for_ranks(self, screen: Screen, noted: interrupts.Interrupts) -> None:
@@ -329,11 +327,12 @@ class Ranks(CellRunner):
         A rank that has assigned the name itself does not count: it keeps its own value.
         """
         found = {}
+        names = self._control.past.names
         for name in set[str]().union(*(self._sent.get(rank, ()) for rank in ranks)):
             digests = {
                 self._sent.get(rank, {}).get(name, "")
                 for rank in ranks
-                if name not in self._theirs.get(rank, ())
+                if name not in names.get(rank, ())
             }
             found[name] = digests.pop() if len(digests) == 1 else ""
         return found

@@ -40,7 +40,6 @@ def start(
     limit_bytes: int,
     *,
     can_type: bool,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
     """Start ranks that stay, at this place.
 
@@ -48,13 +47,13 @@ def start(
     """
     is_kept = request.spec.on_disconnect == "keep"
     control = Control(request.stay_idle_s if is_kept else None)
-    idle = IdleTime(request.stay_idle_s or math.inf, clock)
+    idle = IdleTime(request.stay_idle_s or math.inf, time.monotonic)
     screen = SessionScreen(idle, can_type=can_type, is_kept=is_kept)
     name = request.stay or ""
     with place.given_up_after_error():
         payload = _payload(plan, name, limit_bytes)
         run = place.begin(payload, screen, name, control)
-    there = {text.name: modules.digest(text) for text in modules.texts_of(payload.modules)}  # fmt: skip
+    there = {text.name: text for text in modules.texts_of(payload.modules)}
     ranks = Ranks(request, session, place.names, run, control, there, idle)
     screen.on_notice = ranks.show_idle_notice
     return ranks
@@ -67,14 +66,13 @@ def attach(
     name: str,
     *,
     can_type: bool,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Ranks:
     """Follow ranks that stay and outlive kernels, under this name in this kernel.
 
     `first_links` lead to the hosts of their job.
     """
     control = Control(job.terms.ends_idle_s)
-    idle = IdleTime(job.terms.ends_idle_s or math.inf, clock)
+    idle = IdleTime(job.terms.ends_idle_s or math.inf, time.monotonic)
     screen = SessionScreen(idle, can_type=can_type, is_kept=True)
     state = replace(begin(job.name, job.hosts, job.terms), variable=name)
     shown = BackgroundScreen(state, screen)

@@ -71,7 +71,6 @@ class _Notes:
     use: GroupUse = "none"
     given: dict[str, str] = {}  # noqa: RUF012 - a new one for each rank
     kept: tuple[Any, ...] = ()
-    watches_forks = False
     begins: Callable[[ModuleType], None] | None = None
     ends: Callable[[], None] = staticmethod(lambda: None)
     cell = 0  # the number of the cell, if this rank stays
@@ -106,9 +105,7 @@ def install(
     _notes.given = dict(os.environ)
     _notes.begins, _notes.ends = begins, ends
     import_hooks.when_imported(_C10D, _patch)
-    if not _notes.watches_forks:
-        _notes.watches_forks = True
-        os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def use() -> GroupUse:
@@ -263,8 +260,7 @@ def _patch(c10d: Any) -> None:
     meet = partial(run_store.rendezvous, _notes.given, _next_prefix)
     users = (sys.modules.get("torch.distributed"), sys.modules.get(_MESH))
     # Only there: in ranks that start cold, torch.distributed copies the function after this.
-    if hasattr(c10d, "rendezvous"):
-        import_hooks.wrap(c10d, "rendezvous", meet)
+    import_hooks.wrap(c10d, "rendezvous", meet)
     replacements: dict[str, Callable[..., Any]] = {
         _MAKING: _make_group,
         **dict.fromkeys(_ENDING, _end),
@@ -272,11 +268,9 @@ def _patch(c10d: Any) -> None:
         "init_process_group": _init_process_group,
     }
     for name, ours in replacements.items():
-        if hasattr(c10d, name):
-            import_hooks.wrap(c10d, name, ours, *users)
+        import_hooks.wrap(c10d, name, ours, *users)
     for name in _UNRECORDED:
-        if hasattr(c10d, name):
-            import_hooks.wrap(c10d, name, _call_unrecorded, *users)
+        import_hooks.wrap(c10d, name, _call_unrecorded, *users)
 
 
 # ---- replacements: each is called with torch's own function, followed by that function's arguments

@@ -28,22 +28,20 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, self.patches[name])
+            ours: Any = _PatchingLoader(spec.loader, self.patches[name])
+            spec.loader = ours
         return spec
 
 
-class _PatchingLoader(importlib.abc.Loader):
-    """Loads a module as before, then patches it."""
+class _PatchingLoader:
+    """The loader of a module, which also patches it."""
 
     def __init__(self, loader: Any, patch: Patch) -> None:
         self._loader = loader
         self._patch = patch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # for tracebacks: get_source and others
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+        return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
@@ -64,12 +62,14 @@ def when_imported(name: str, patch: Patch) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable[..., Any], *others: Any) -> None:
-    """Replace a function of a class or a module by `ours`, which is called with the original
-    function and its arguments.
+    """Replace a function of a class or a module, if it has one of this name, by `ours`, which is
+    called with the original function and its arguments.
 
     `others` are patched too if they have the same function under this name.
     """
-    original = getattr(owner, name)
+    original = getattr(owner, name, None)
+    if original is None:
+        return
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:

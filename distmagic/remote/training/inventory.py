@@ -16,7 +16,7 @@ _LONGEST = 80  # characters of a text
 
 @frozen
 class Inventory:
-    """What one rank has: for each name a text and its bytes in tensors, the largest first.
+    """What one rank has: for each name a text and its bytes in tensors.
 
     `gpu` are the bytes that torch has allocated and reserved, and the total of the current GPU;
     None without one.
@@ -37,7 +37,6 @@ def of(values: Mapping[str, object], names: Iterable[str]) -> Inventory:
         if name in values:
             text, size = described(values[name])
             found.append((name, text[:_LONGEST], size))
-    found.sort(key=lambda one: (-one[2], one[0]))
     gpu = None
     # Not before the rank uses its GPU: a first call would take its memory.
     if torch is not None and torch.cuda.is_initialized():

@@ -23,10 +23,10 @@ def test_tensors_models_and_optimizers_have_their_shape_place_and_size():
     found = inventory.of(values, ["model", "n", "optimizer", "gone", "x"])
     assert found == Inventory(
         names=(
-            ("x", "Tensor [2, 10] float64 on cpu", 160),
             ("model", "Linear, 33 parameters on cpu", 132),
-            ("optimizer", "SGD", 132),
             ("n", "int", 0),
+            ("optimizer", "SGD", 132),
+            ("x", "Tensor [2, 10] float64 on cpu", 160),
         ),
         gpu=None,
     )

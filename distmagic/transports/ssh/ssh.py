@@ -1,7 +1,7 @@
 """Hosts over SSH with paramiko: one connection for each host, a channel for each process, shared
 jump hosts.
 
-Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshTransport
+Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshSession
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import attrgetter
 from distmagic.errors import AuthenticationError, HostError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import Argv, quoting, troubles
+from distmagic.transports import troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program
 from distmagic.transports.ssh.agent import KeyAgent
@@ -24,7 +24,6 @@ from distmagic.transports.ssh.client import SshSession
 from distmagic.transports.ssh.config import Resolved, resolve
 from distmagic.transports.ssh.config_lines import SSH_PORT
 from distmagic.transports.ssh.deadline import Deadline
-from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.streams import (
     Closable,
     ProxyProcess,
@@ -37,31 +36,9 @@ from distmagic.transports.ssh.streams import (
 _PLACE = attrgetter("hostname", "port", "user", "jumps")
 
 
-class SshTransport:
-    """One connection to one host. `warnings` list ignored lines of the ssh configuration."""
-
-    def __init__(
-        self, name: str, session: SshSession, warnings: tuple[str, ...]
-    ) -> None:
-        self.name = name
-        self.warnings = warnings
-        self._session = session
-
-    def start(self, argv: Argv) -> SshProcess:
-        """Start `argv` on the host through the log-in shell.
-
-        Raises `ConnectionLost` or `PreflightError`.
-        """
-        return self._session.start(quoting.command_line(argv), self.name)
-
-    def close(self) -> None:
-        """End the connection; a jump host's connection ends with the last host behind it."""
-        self._session.close()
-
-
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
-) -> SshTransport:
+) -> SshSession:
     """Connect and log in.
 
     With `pins` the host's first key is trusted, and stored in that file: see pins.py. Raises
@@ -78,7 +55,7 @@ def connect(
         route = (*route[:-1], target)
     attempt = _Attempt(access=access, asker=asker, route=route, is_pinned=bool(pins))
     try:
-        session = attempt.run()
+        return attempt.run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
@@ -88,7 +65,6 @@ def connect(
         raise AuthenticationError(
             host.name, f"the jump host {error.host} {what}", error.hint
         ) from None
-    return SshTransport(host.name, session, route[-1].warnings)
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:

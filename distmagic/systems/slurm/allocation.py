@@ -26,7 +26,6 @@ from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     DistmagicError,
-    NodeLost,
     PreflightError,
     RunError,
     Unreachable,
@@ -36,6 +35,7 @@ from distmagic.remote.system import memory, threads
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host, Hosts
+from distmagic.systems.protocol import Held
 from distmagic.systems.slurm import commands, job_states, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
 from distmagic.systems.slurm.shell import Shell
@@ -63,7 +63,7 @@ def pauses() -> Iterator[float]:
     yield from itertools.repeat(30.0)
 
 
-class Allocation:
+class Allocation(Held):
     """One Slurm job whose nodes this kernel uses. `hosts` are its nodes, () while it is pending.
 
     `job` is its ID; `source` distinguishes it from jobs of other clusters. `error` is how it ended,
@@ -80,8 +80,6 @@ class Allocation:
         self.request, self.job = request, job
         self.source = srun_words.source(request.login, job)
         self.title = f"Slurm job {job}"
-        self.hosts: Hosts = ()
-        self.error: DistmagicError | None = None
         # Askers of the runs that wait for it.
         self.awaited_by: set[NotebookAsker] = set()
         self.awaited = request.nodes
@@ -102,7 +100,7 @@ class Allocation:
     @property
     def is_alive(self) -> bool:
         """Whether the allocation is usable, as far as known."""
-        return self.error is None and not self._is_over.is_set()
+        return super().is_alive and not self._is_over.is_set()
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether the allocation satisfies a cell's request."""
@@ -249,9 +247,8 @@ class Allocation:
 
     def advise(self, error: RunError) -> None:
         """Add advice to the error of a run on its nodes, as far as the allocation is involved."""
-        if isinstance(error, NodeLost) and self.error is not None:
-            error.hint = self.error.hint  # jobs on it have ended with it
-        elif memory.REACHED in error.message:
+        super().advise(error)
+        if memory.REACHED in error.message:
             error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def findings(self, asker: Asker) -> tuple[Finding, ...]:

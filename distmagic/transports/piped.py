@@ -13,7 +13,7 @@ from typing import IO
 
 from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
-from distmagic.transports import Process
+from distmagic.transports import Argv, Process
 
 STDERR_KEPT_BYTES = 8192
 _PIECE_BYTES = 65536
@@ -38,12 +38,22 @@ class Tail:
 
 
 class PipedProcess:
-    """A started child whose stdin, stdout and stderr are pipes.
+    """A child in its own session, whose stdin, stdout and stderr are pipes.
 
     `name` is the host, for messages.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], name: str) -> None:
+    def __init__(self, argv: Argv, name: str) -> None:
+        """Raises OSError if `argv` can't be started."""
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(
+            argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            start_new_session=True,
+        )
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None

@@ -187,9 +187,7 @@ class SshSession:
 
         return self._attempt(lambda t, user: t.auth_interactive(user, answers))
 
-    def _attempt(
-        self, attempt: Callable[[paramiko.Transport, str], list[str]]
-    ) -> Left:
+    def _attempt(self, attempt: Callable[[paramiko.Transport, str], list[str]]) -> Left:
         """Make one attempt. Raises `Trouble` if the connection ends."""
         try:
             return tuple(attempt(self._transport, self._user))

@@ -135,10 +135,10 @@ class _Attempt:
                 session = self._session(deadline)
             except BaseException:
                 self._abort()
-                if deadline.expired:
+                if deadline.is_over:
                     raise self._too_late(seconds) from None
                 raise
-        if deadline.expired:
+        if deadline.is_over:
             raise self._too_late(seconds)
         session.watch()
         self.opened.remove(session)
@@ -215,7 +215,7 @@ class _Attempt:
 
     def _keep(self, thing: Closable, deadline: Deadline) -> None:
         self.opened.append(thing)
-        if deadline.expired:  # it expired too late for `_abort`
+        if deadline.is_over:  # it expired too late for `_abort`
             thing.close()
 
     def _abort(self) -> None:

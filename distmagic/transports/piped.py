@@ -20,21 +20,18 @@ _PIECE_BYTES = 65536
 
 
 class Tail:
-    """The last bytes of a stream; safe to append to and read from different threads."""
+    """The last bytes of a stream; one thread appends, and any reads."""
 
     def __init__(self) -> None:
         self._data = b""
-        self._lock = threading.Lock()
 
     def append(self, data: bytes) -> None:
         """Add `data`, dropping the oldest."""
-        with self._lock:
-            self._data = (self._data + data)[-STDERR_KEPT_BYTES:]
+        self._data = (self._data + data)[-STDERR_KEPT_BYTES:]
 
     def text(self) -> str:
         """Return the kept text."""
-        with self._lock:
-            return self._data.decode(errors="replace")
+        return self._data.decode(errors="replace")
 
 
 class PipedProcess:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from distmagic.errors import AuthenticationError
@@ -23,7 +24,6 @@ from distmagic.transports.ssh.client import (
     SshKey,
     SshSession,
     UnusableKey,
-    WrongPassphrase,
     agent_key,
     certified,
     load_key,
@@ -161,11 +161,14 @@ class LogIn:
 
     def _key_in(self, file: str, encrypted: list[str]) -> Iterator[SshKey]:
         try:
-            yield load_key(file, None)
-        except WrongPassphrase:
-            encrypted.append(file)
+            key = load_key(file, None)
         except UnusableKey as error:
             self.tried.append(f"key {file} ({error})")
+        else:
+            if key is None:
+                encrypted.append(file)
+            else:
+                yield key
 
     def _is_usable(self, file: str, half: bytes | None) -> bool:
         """Whether a file has a private key with safe permissions; if not, record why.
@@ -190,16 +193,11 @@ class LogIn:
         return not why
 
     def _unlock(self, file: str) -> Iterator[SshKey]:
-        def load(passphrase: str) -> SshKey | None:
-            try:
-                return load_key(file, passphrase)
-            except WrongPassphrase:
-                return None
-
         if self.resolved.batch_mode:
             self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
             return
         with self._asking():
+            load = partial(load_key, file)
             key = asking.unlock(self.asker, self.resolved.name, file, load)
         if key is None:
             self.tried.append(f"key {file} (wrong passphrase)")

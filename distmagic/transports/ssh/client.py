@@ -114,11 +114,8 @@ class SshSession:
         """Whether the server has sent its SSH version."""
         return bool(self._transport.remote_version)
 
-    def handshake(self, server: Resolved, *, is_pinned: bool = False) -> None:
-        """Negotiate keys and check the server's. Raises `Trouble`.
-
-        `is_pinned`: the first key is trusted, see pins.py.
-        """
+    def handshake(self, server: Resolved) -> None:
+        """Negotiate keys and check the server's. Raises `Trouble`."""
         self._user, self.name, self.warnings = server.user, server.name, server.warnings
         known = known_hosts.read((*server.user_known_hosts, *server.global_known_hosts))
         options = self._transport.get_security_options()
@@ -126,12 +123,11 @@ class SshSession:
             options.ciphers, key=lambda name: name not in _FAST_FIRST
         )
         # Types in known_hosts come first, so that the server shows a key of one of these.
-        first: list[str] = []
-        for kind in known_hosts.types_known(known, known_hosts.names_of(server)):
-            first += _RSA if kind == "ssh-rsa" else (kind,)
+        first = known_hosts.types_known(known, known_hosts.names_of(server))
+        if "ssh-rsa" in first:
+            first = (*_RSA, *first)
         options.key_types = sorted(
-            options.key_types,
-            key=lambda name: first.index(name) if name in first else len(first),
+            options.key_types, key=lambda name: name not in first
         )
         try:
             self._transport.start_client()
@@ -144,7 +140,7 @@ class SshSession:
             raise troubles.NOT_SSH(self.where, said) from error
         key = self._transport.get_remote_server_key()
         shown = key.get_name(), key.asbytes()
-        if is_pinned:
+        if server.is_pinned:
             pins.check(server, self.where, *shown)
         else:
             known_hosts.check(known, server, self.where, *shown)
@@ -280,11 +276,7 @@ class SshSession:
 
         Safe to call twice.
         """
-        if (
-            self.is_active
-            and self._transport.is_authenticated()
-            and not self._over.is_set()
-        ):
+        if self._transport.is_authenticated():
             # Closing a socket with unread bytes discards data on its way out; an end of file does
             # not. But not on a channel through a closed jump host: its sshd would disconnect all
             # hosts.
@@ -319,16 +311,15 @@ _KINDS = (
 _NO_KEY = (paramiko.SSHException, StopIteration, ValueError, UnsupportedAlgorithm)
 
 
-class WrongPassphrase(Exception):
-    """The key is encrypted and the passphrase is missing or wrong."""
-
-
 class UnusableKey(Exception):
     """The file has no key that paramiko supports; the text has the reason."""
 
 
-def load_key(path: str, passphrase: str | None) -> SshKey:
-    """Read a private key. Raises `WrongPassphrase` or `UnusableKey`."""
+def load_key(path: str, passphrase: str | None) -> SshKey | None:
+    """Read a private key; None if it is encrypted, and the passphrase is missing or wrong.
+
+    Raises `UnusableKey`.
+    """
     password = None if passphrase is None else passphrase.encode()
     try:
         data = Path(path).read_bytes()
@@ -340,11 +331,11 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
         # `PKey.from_path` would also load a certificate, and fail if that is broken.
         kind = next(ours for theirs, ours in _KINDS if isinstance(loaded, theirs))
         inner = kind.from_private_key(io.StringIO(data.decode()), password)
-    except TypeError as error:  # "password-protected, but password was not provided"
-        raise WrongPassphrase from error
+    except TypeError:  # "password-protected, but password was not provided"
+        return None
     except _NO_KEY as error:
         if passphrase is not None:
-            raise WrongPassphrase from error
+            return None
         raise UnusableKey("no private key that paramiko can use") from error
     except OSError as error:
         raise UnusableKey(error.strerror or str(error)) from error

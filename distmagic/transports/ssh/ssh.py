@@ -51,11 +51,11 @@ def connect(
             host_key_alias=host.name,
             user_known_hosts=(pins,),
             global_known_hosts=(),
+            is_pinned=True,
         )
         route = (*route[:-1], target)
-    attempt = _Attempt(access=access, asker=asker, route=route, is_pinned=bool(pins))
     try:
-        return attempt.run()
+        return _Attempt(access=access, asker=asker, route=route).run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
@@ -96,7 +96,6 @@ class _Attempt:
     asker: Asker
     route: tuple[Resolved, ...]
     is_jump: bool = False
-    is_pinned: bool = False
     opened: list[Closable] = field(default_factory=list)
     agent: KeyAgent | None = None
 
@@ -163,7 +162,7 @@ class _Attempt:
         session = SshSession(stream, where, deadline.seconds)
         self._keep(session, deadline)
         try:
-            session.handshake(resolved, is_pinned=self.is_pinned)
+            session.handshake(resolved)
         except troubles.Trouble as trouble:
             for proxy in self.opened:
                 if (
@@ -246,6 +245,11 @@ class _Jump:
     future: Future[SshSession] = field(default_factory=Future)
     users: int = 0
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, or still being connected; a failed one is no longer kept."""
+        return not self.future.done() or self.future.result().is_active
+
 
 _jumps: dict[object, _Jump] = {}  # by the configuration they were made from
 _changing_jumps = threading.Lock()
@@ -260,7 +264,7 @@ class _JumpUse:
     def __init__(self, key: object, make: Callable[[], SshSession]) -> None:
         with _changing_jumps:
             jump = _jumps.get(key)
-            is_mine = jump is None or _is_dead(jump)
+            is_mine = jump is None or not jump.is_usable
             if jump is None or is_mine:
                 jump = _jumps[key] = _Jump()
             jump.users += 1
@@ -288,11 +292,3 @@ class _JumpUse:
             if _jumps.get(self._key) is self._jump:
                 del _jumps[self._key]
         self.session.close()
-
-
-def _is_dead(jump: _Jump) -> bool:
-    if not jump.future.done():
-        return False
-    if jump.future.exception() is not None:
-        return True
-    return not jump.future.result().is_active

@@ -103,17 +103,14 @@ class CommandTransport(OpenProcesses):
             late.append(self._socket.exists())
             master.close()
 
-        limit = TimeLimit(seconds, give_up)
         output = b""
-        try:
+        with TimeLimit(seconds, give_up):
             # A shell that start-up files run instead of `cat` exits on this line.
             with suppress(ConnectionLost):
                 master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
             while _READY.encode() not in output and (data := master.read()):
                 output = (output + data)[-65536:]
-        finally:
-            limit.call_off()
         if _READY.encode() in output:
             return ""
         code = master.wait(_END_TIMEOUT_S)

@@ -150,9 +150,10 @@ class SshSession:
 
         def attempt(transport: paramiko.Transport, user: str) -> list[str]:
             try:
-                return transport.auth_none(user)
+                listed: list[str] = transport.auth_none(user)
             except paramiko.BadAuthenticationType as error:
-                return error.allowed_types
+                listed = error.allowed_types
+            return listed
 
         return self._attempt(attempt)
 

@@ -18,6 +18,7 @@ import math
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from distmagic.connection.connections import connect
@@ -162,7 +163,7 @@ class Cluster(Held):
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
             return ClusterState(name=self.cluster, status="UP", launch=launch)
-        known = {one.name: one for one in sky.read_states(self._asked, asker)}
+        known = sky.read_states(self._asked, asker)
         state = known.get(self.cluster)
         if self._is_ours and (state is None or state.status != "UP"):
             self._raise_if_over()
@@ -172,8 +173,7 @@ class Cluster(Held):
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
             self._held_at = up_s()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
-            again = sky.read_states(self._begin(sky_words.STATUS), asker)
-            known = {one.name: one for one in again}
+            known = sky.read_states(self._begin(sky_words.STATUS), asker)
             state = known.get(self.cluster)
         if state is None or state.status != "UP":
             raise sky_words.not_up(self.cluster, tuple(known.values()))
@@ -202,8 +202,8 @@ class Cluster(Held):
         folder = Path(_PINS).expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = folder / f"sky-{self.cluster}.{number}"
-        for file in folder.glob(f"sky-{self.cluster}.*"):
-            if file.name.rpartition(".")[0] == f"sky-{self.cluster}" and file != own:
+        for file in folder.glob(f"sky-{self.cluster}.{'?' * len(number)}"):
+            if file != own:
                 file.unlink(missing_ok=True)
         self._pins = os.fspath(own)
         hosts = tuple(Host(name=name, allocation=self.source) for name in names)
@@ -220,11 +220,7 @@ class Cluster(Held):
 
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a transport to one of the hosts. Raises the errors of connecting."""
-        own = Access(
-            ssh_config=str(self._file),
-            ssh_command=access.ssh_command,
-            connect_timeout_s=access.connect_timeout_s,
-        )
+        own = replace(access, ssh_config=str(self._file))
         try:
             return _ForwardedTransport(connect(host, own, asker, self._pins))
         except Unreachable as error:

@@ -42,14 +42,13 @@ class ShellAnswer:
 
 
 class Shell:
-    """A log-in node as a shared `Transport`; safe to use from threads.
+    """A log-in node and its shared connection; safe to use from threads.
 
     `connect` makes the connection, or renews a lost one, and may ask the user; `start` never asks.
     """
 
     def __init__(self, name: str, connect: Callable[[Asker], Transport]) -> None:
         self.name = name
-        self.warnings: tuple[str, ...] = ()
         self._make = connect
         self._transport: Transport | None = None
         self._connecting = threading.Lock()
@@ -59,7 +58,6 @@ class Shell:
         with self._connecting:
             if self._transport is None:
                 self._transport = self._make(asker)
-                self.warnings = self._transport.warnings
 
     def start(self, argv: Argv) -> Process:
         """Start a process on the log-in node. Raises `ConnectionLost` if the connection is lost."""

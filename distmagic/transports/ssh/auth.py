@@ -20,7 +20,7 @@ from distmagic.errors import AuthenticationError
 from distmagic.transports import asking, troubles
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.client import (
-    Left,
+    MethodsLeft,
     SshKey,
     SshSession,
     UnusableKey,
@@ -77,7 +77,7 @@ class LogIn:
 
     # ---- keys
 
-    def try_keys(self) -> Left:
+    def try_keys(self) -> MethodsLeft:
         """Offer keys until one is accepted."""
         try:
             for key in self._keys():
@@ -206,7 +206,7 @@ class LogIn:
 
     # ---- answers
 
-    def answer_questions(self) -> Left:
+    def answer_questions(self) -> MethodsLeft:
         """Let the user answer the server's questions: passwords, one-time passwords."""
         return self._repeat(
             "keyboard-interactive",
@@ -215,7 +215,7 @@ class LogIn:
             ),
         )
 
-    def offer_password(self) -> Left:
+    def offer_password(self) -> MethodsLeft:
         """Ask the user for a password."""
         question = f"Password of {self.resolved.user}:"
         return self._repeat(
@@ -223,7 +223,7 @@ class LogIn:
             lambda: self.session.offer_password(self._ask(question, secret=True)),
         )
 
-    def _repeat(self, method: str, attempt: Callable[[], Left]) -> Left:
+    def _repeat(self, method: str, attempt: Callable[[], MethodsLeft]) -> MethodsLeft:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
@@ -261,7 +261,7 @@ class LogIn:
             ) from None
 
 
-_METHODS: dict[str, Callable[[LogIn], Left]] = {
+_METHODS: dict[str, Callable[[LogIn], MethodsLeft]] = {
     "publickey": LogIn.try_keys,
     "keyboard-interactive": LogIn.answer_questions,
     "password": LogIn.offer_password,

@@ -50,7 +50,7 @@ _LOG.propagate = False
 
 
 # The methods that are left after one attempt: () if the user is logged in, None for a refusal.
-Left = tuple[str, ...] | None
+MethodsLeft = tuple[str, ...] | None
 
 
 @frozen
@@ -145,7 +145,7 @@ class SshSession:
         else:
             known_hosts.check(known, server, self.where, *shown)
 
-    def methods(self) -> Left:
+    def methods(self) -> MethodsLeft:
         """Ask which methods the server accepts; some servers need none."""
 
         def attempt(transport: paramiko.Transport, user: str) -> list[str]:
@@ -157,17 +157,17 @@ class SshSession:
 
         return self._attempt(attempt)
 
-    def offer_key(self, key: SshKey) -> Left:
+    def offer_key(self, key: SshKey) -> MethodsLeft:
         """Offer one key."""
         return self._attempt(lambda t, user: t.auth_publickey(user, key.inner))
 
-    def offer_password(self, password: str) -> Left:
+    def offer_password(self, password: str) -> MethodsLeft:
         """Offer a password."""
         return self._attempt(
             lambda t, user: t.auth_password(user, password, fallback=False)
         )
 
-    def answer_questions(self, ask: Callable[[str, bool], str]) -> Left:
+    def answer_questions(self, ask: Callable[[str, bool], str]) -> MethodsLeft:
         """Let `ask(question, is_shown)` answer each question. Raises its errors.
 
         It is called on paramiko's thread, which for an error ends the connection, and passes the
@@ -184,7 +184,9 @@ class SshSession:
 
         return self._attempt(lambda t, user: t.auth_interactive(user, answers))
 
-    def _attempt(self, attempt: Callable[[paramiko.Transport, str], list[str]]) -> Left:
+    def _attempt(
+        self, attempt: Callable[[paramiko.Transport, str], list[str]]
+    ) -> MethodsLeft:
         """Make one attempt. Raises `Trouble` if the connection ends."""
         try:
             return tuple(attempt(self._transport, self._user))

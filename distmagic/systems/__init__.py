@@ -17,5 +17,5 @@ each of which may be missing:
 request/systems.py has a row for each system, which lists what it supports; no other module names a
 system. No system imports another.
 
-    protocol.py  the types of `hosts.py`
+    protocol.py  the types of `hosts.py`, and what held hosts of all systems have in common
 """

@@ -1,5 +1,5 @@
-"""The interface of a system's `hosts.py`: types only, so that a type checker finds missing
-parts.
+"""The interface of a system's `hosts.py`, so that a type checker finds missing parts; and what held
+hosts have in common.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from distmagic.connection.connections import Connect
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.diagnosis.finding import Finding
-from distmagic.errors import DistmagicError, RunError
+from distmagic.errors import DistmagicError, NodeLost, RunError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host, Hosts, Source
 from distmagic.request.systems import Wanted, part
@@ -25,14 +25,15 @@ class Held(Protocol):
 
     title: str  # its display name
     source: Source
-    hosts: Hosts  # () until they are known
-    error: DistmagicError | None  # how it ended, None before
+    hosts: Hosts = ()  # () until they are known
+    error: DistmagicError | None = None  # how it ended, None before
     awaited_by: set[NotebookAsker]  # the runs that wait for it
     awaited: int  # the number of hosts it will have, as far as known
 
     @property
     def is_alive(self) -> bool:
         """Whether the hosts are usable, as far as known."""
+        return self.error is None
 
     def fits(self, request: Asked) -> bool:
         """Whether the hosts satisfy a cell's request, which may be for another system."""
@@ -51,11 +52,14 @@ class Held(Protocol):
 
     def advise(self, error: RunError) -> None:
         """Add advice to the error of a run on its hosts, as far as it is involved."""
+        if isinstance(error, NodeLost) and self.error is not None:
+            error.hint = self.error.hint  # jobs on it have ended with it
 
-    def findings(self, asker: Asker) -> Sequence[Finding]:
+    def findings(self, asker: Asker) -> Sequence[Finding]:  # noqa: ARG002 - some systems ask
         """Return what the system reports to be wrong with the hosts, for the doctor; () also
         without an answer.
         """
+        return ()
 
     def end(self) -> None:
         """Release the hosts, even if jobs run on them."""

@@ -9,6 +9,7 @@ Each process has two connections, which its node makes on request.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +21,6 @@ from distmagic.transports.channel import Channel
 from distmagic.transports.piped import OpenProcesses, Tail
 
 INPUT, OUTPUT, END, STDERR, EXIT = b"i", b"o", b"e", b"s", b"x"
-_KEPT_BYTES = 1 << 20  # limit of unread stdout; the node waits then
 
 Begin = Callable[[Argv], tuple[Channel, Channel]]
 
@@ -31,28 +31,24 @@ class DialledProcess:
     def __init__(self, name: str, stdin: Channel, stdout: Channel) -> None:
         self._name = name
         self._stdin, self._stdout = stdin, stdout
-        self._changed = threading.Condition()
-        self._data = bytearray()
-        self._has_end = self.is_closed = False
+        # Unread stdout; the node waits while it is full.
+        received, self._output = socket.socketpair()
+        self._reading = threading.Lock()
+        self.is_closed = False
         self._code: int | None = None
         self._ended = threading.Event()
         self._tail = Tail()
-        threads.begin(f"dialled-{name}", self._receive)
+        threads.begin(f"dialled-{name}", self._receive, received)
 
-    def _receive(self) -> None:
+    def _receive(self, output: socket.socket) -> None:
         """Receive the node's data until its end."""
         try:
             while True:
                 kind, data = self._stdout.receive()
                 if kind == OUTPUT:
-                    with self._changed:
-                        self._changed.wait_for(
-                            lambda: self.is_closed or len(self._data) < _KEPT_BYTES
-                        )
-                        self._data += data
-                        self._changed.notify_all()
+                    output.sendall(data)
                 elif kind == END:
-                    self._end()
+                    output.shutdown(socket.SHUT_WR)
                 elif kind == STDERR:
                     self._tail.append(data)
                 elif kind == EXIT:
@@ -63,14 +59,9 @@ class DialledProcess:
         except OSError:
             pass  # `wait` reports it: there is no exit code
         finally:
-            self._end()
+            output.close()
             self._ended.set()
             self._stdout.close()
-
-    def _end(self) -> None:
-        with self._changed:
-            self._has_end = True
-            self._changed.notify_all()
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its stdin. Raises `ConnectionLost` if the other end is gone."""
@@ -85,16 +76,8 @@ class DialledProcess:
         """Return bytes as soon as there are any; b"" at end of file, after `close` or when the
         connection is lost.
         """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_closed or self._has_end or self._data
-            )
-            if self.is_closed:
-                return b""
-            data = bytes(self._data[:max_bytes])
-            del self._data[:max_bytes]
-            self._changed.notify_all()
-            return data
+        with self._reading:
+            return b"" if self.is_closed else self._output.recv(max_bytes)
 
     def stderr(self) -> str:
         """Return the end of its stderr after it has ended; "" before that."""
@@ -114,9 +97,11 @@ class DialledProcess:
 
     def close(self) -> None:
         """Close the connections; a blocked read or write returns. The process may run on."""
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify_all()
+        self.is_closed = True
+        with suppress(OSError):  # closed before
+            self._output.shutdown(socket.SHUT_RDWR)
+        with self._reading:
+            self._output.close()
         self._stdin.close()
         self._stdout.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 
 from distmagic.errors import Unreachable
@@ -29,7 +28,7 @@ class LocalTransport(OpenProcesses):
         words = (os.path.expanduser(argv[0]), *argv[1:])
         try:
             process = PipedProcess(
-                spawn(("/bin/sh", "-c", 'exec "$@"', "sh", *words)), LOCALHOST.name
+                ("/bin/sh", "-c", 'exec "$@"', "sh", *words), LOCALHOST.name
             )
         except OSError as error:
             raise Unreachable(
@@ -37,11 +36,3 @@ class LocalTransport(OpenProcesses):
             ) from error
         self._add(process)
         return process
-
-
-def spawn(argv: Argv) -> subprocess.Popen[bytes]:
-    """Start `argv` in its own session with three pipes. Raises OSError."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
-    )

@@ -13,37 +13,44 @@ from typing import IO
 
 from distmagic.errors import ConnectionLost
 from distmagic.remote.system import threads
-from distmagic.transports import Process
+from distmagic.transports import Argv, Process
 
 STDERR_KEPT_BYTES = 8192
 _PIECE_BYTES = 65536
 
 
 class Tail:
-    """The last bytes of a stream; safe to append to and read from different threads."""
+    """The last bytes of a stream; one thread appends, and any reads."""
 
     def __init__(self) -> None:
         self._data = b""
-        self._lock = threading.Lock()
 
     def append(self, data: bytes) -> None:
         """Add `data`, dropping the oldest."""
-        with self._lock:
-            self._data = (self._data + data)[-STDERR_KEPT_BYTES:]
+        self._data = (self._data + data)[-STDERR_KEPT_BYTES:]
 
     def text(self) -> str:
         """Return the kept text."""
-        with self._lock:
-            return self._data.decode(errors="replace")
+        return self._data.decode(errors="replace")
 
 
 class PipedProcess:
-    """A started child whose stdin, stdout and stderr are pipes.
+    """A child in its own session, whose stdin, stdout and stderr are pipes.
 
     `name` is the host, for messages.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], name: str) -> None:
+    def __init__(self, argv: Argv, name: str) -> None:
+        """Raises OSError if `argv` can't be started."""
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(
+            argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            start_new_session=True,
+        )
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None

@@ -24,7 +24,7 @@ from distmagic.request.access import Access
 from distmagic.request.hosts import Host
 from distmagic.transports import Argv, quoting, ssh_words
 from distmagic.transports.asking import Asker
-from distmagic.transports.local import connecting_program, spawn
+from distmagic.transports.local import connecting_program
 from distmagic.transports.piped import OpenProcesses, PipedProcess
 from distmagic.transports.time_limits import TimeLimit
 
@@ -95,25 +95,22 @@ class CommandTransport(OpenProcesses):
             f"ConnectTimeout={round(seconds) or 1}",
         )
         line = f"echo {_READY}; exec cat"  # valid in every shell
-        child = spawn((*self._client, *options, *self._destination, line))
-        master = self._master = PipedProcess(child, self.name)
+        argv = (*self._client, *options, *self._destination, line)
+        master = self._master = PipedProcess(argv, self.name)
         late = []  # whether it had logged in when its time was over
 
         def give_up() -> None:
             late.append(self._socket.exists())
             master.close()
 
-        limit = TimeLimit(seconds, give_up)
         output = b""
-        try:
+        with TimeLimit(seconds, give_up):
             # A shell that start-up files run instead of `cat` exits on this line.
             with suppress(ConnectionLost):
                 master.write(b"exit\n" * 3)
             # A log-in shell may print a banner first.
             while _READY.encode() not in output and (data := master.read()):
                 output = (output + data)[-65536:]
-        finally:
-            limit.call_off()
         if _READY.encode() in output:
             return ""
         code = master.wait(_END_TIMEOUT_S)
@@ -140,12 +137,13 @@ class CommandTransport(OpenProcesses):
         )
         line = quoting.command_line(argv)
         try:
-            child = spawn((*self._client, *options, *self._destination, line))
+            process = SessionProcess(
+                (*self._client, *options, *self._destination, line), self.name
+            )
         except OSError as error:
             raise ConnectionLost(
                 f"{self.name}: the ssh client can't be started: {error.strerror}."
             ) from error
-        process = SessionProcess(child, self.name)
         self._add(process)
         return process
 

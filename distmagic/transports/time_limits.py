@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from distmagic.remote.system import threads
 
 _LOOK_S = 0.1  # pause between two checks of all limits: the max delay of a call
+_Limit = TypeVar("_Limit", bound="TimeLimit")
 
 
 class TimeLimit:
@@ -26,13 +28,18 @@ class TimeLimit:
     def __init__(self, seconds: float, act: Callable[[], object]) -> None:
         self.is_over = False
         self.act = act
-        _watcher.watch(self, time.monotonic() + seconds)
+        self.begin(seconds)
 
-    def call_off(self) -> None:
-        """Cancel the call. A call that has happened, or is happening, is not affected."""
-        _watcher.due_s.pop(self, None)
+    def begin(self, seconds: float) -> None:
+        """Count from now on: at first, and again after `call_off`."""
+        self.end_s = time.monotonic() + seconds
+        _watcher.watch(self, self.end_s)
 
-    def __enter__(self) -> TimeLimit:  # noqa: PYI034 - Self needs Python 3.11
+    def call_off(self) -> bool:
+        """Cancel the call; return False if it has happened, or is happening."""
+        return _watcher.due_s.pop(self, None) is not None
+
+    def __enter__(self: _Limit) -> _Limit:  # noqa: PYI019 - Self needs Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -56,7 +56,7 @@ def three(home: Home, tmp_path: Path) -> Iterator[tuple[Sshd, Sshd, Sshd]]:
         yield servers[0], servers[1], servers[2]
 
 
-def says_hello(transport: ssh.SshTransport) -> bool:
+def says_hello(transport: ssh.SshSession) -> bool:
     return read_all(transport.start(("echo", "hello"))) == b"hello\n"
 
 
@@ -419,7 +419,7 @@ def test_a_connection_outlives_new_keys_that_are_agreed_on_while_processes_end(
         with contextlib.closing(
             ssh.connect(home.host(server), home.access, NoAsker())
         ) as transport:
-            own = transport._session._transport
+            own = transport._transport
             exchanges: list[None] = []
             send = own._send_kex_init
             monkeypatch.setattr(own, "_send_kex_init", lambda: exchanges.append(send()))

@@ -18,22 +18,17 @@ import math
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from distmagic.connection.connections import connect
 from distmagic.connection.prompts import NotebookAsker
-from distmagic.diagnosis.finding import Finding
-from distmagic.errors import (
-    DistmagicError,
-    NodeLost,
-    RunError,
-    Unreachable,
-    UsageError,
-)
+from distmagic.errors import DistmagicError, Unreachable, UsageError
 from distmagic.remote.system.processes import up_s
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SkyRequest
 from distmagic.request.hosts import Host, Hosts, Source
+from distmagic.systems.protocol import Held
 from distmagic.systems.skypilot import sky, sky_words
 from distmagic.systems.skypilot.sky_words import ClusterState
 from distmagic.transports import Argv, Process, Transport
@@ -47,11 +42,12 @@ _OUTWARD = (
 )
 
 
-class Cluster:
+class Cluster(Held):
     """One cluster whose hosts a cell uses. `hosts` is () until it is known to be up.
 
     `cluster` is SkyPilot's name of it, and `source` distinguishes this launch from others. `error`
-    is set when it is over.
+    is set when it is over. It has no findings: SkyPilot could only report that a cluster is down,
+    and its hosts' SSH errors name that already.
     """
 
     def __init__(self, request: SkyRequest, owner: str) -> None:
@@ -60,8 +56,6 @@ class Cluster:
         self.cluster = request.name or sky_words.name_for(owner, request)
         self.source = self._source("")
         self.title = f"cluster {self.cluster} of SkyPilot"
-        self.hosts: Hosts = ()
-        self.error: DistmagicError | None = None
         self.awaited_by: set[NotebookAsker] = set()  # of the runs that wait for it
         self.awaited = request.nodes or 1
         # Whether it was launched for a notebook, and not named by a user.
@@ -75,11 +69,6 @@ class Cluster:
         self._ending = threading.Lock()  # held while it gets its hosts, or its error
         self._begun: list[sky.SkyCommand] = []  # on whatever thread
         self._asked = self._ask()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the cluster is usable, as far as known."""
-        return self.error is None
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether the cluster satisfies a cell's request."""
@@ -174,7 +163,7 @@ class Cluster:
             text = _read(self._file)
             launch = hashlib.sha256(text.encode()).hexdigest()
             return ClusterState(name=self.cluster, status="UP", launch=launch)
-        known = {one.name: one for one in sky.read_states(self._asked, asker)}
+        known = sky.read_states(self._asked, asker)
         state = known.get(self.cluster)
         if self._is_ours and (state is None or state.status != "UP"):
             self._raise_if_over()
@@ -184,8 +173,7 @@ class Cluster:
             sky.launch(self.request, self.cluster, self._begin, asker, tell)
             self._held_at = up_s()
             tell(f"Asking SkyPilot how the hosts of {self.cluster} are reached.")
-            again = sky.read_states(self._begin(sky_words.STATUS), asker)
-            known = {one.name: one for one in again}
+            known = sky.read_states(self._begin(sky_words.STATUS), asker)
             state = known.get(self.cluster)
         if state is None or state.status != "UP":
             raise sky_words.not_up(self.cluster, tuple(known.values()))
@@ -214,8 +202,8 @@ class Cluster:
         folder = Path(_PINS).expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = folder / f"sky-{self.cluster}.{number}"
-        for file in folder.glob(f"sky-{self.cluster}.*"):
-            if file.name.rpartition(".")[0] == f"sky-{self.cluster}" and file != own:
+        for file in folder.glob(f"sky-{self.cluster}.{'?' * len(number)}"):
+            if file != own:
                 file.unlink(missing_ok=True)
         self._pins = os.fspath(own)
         hosts = tuple(Host(name=name, allocation=self.source) for name in names)
@@ -230,24 +218,9 @@ class Cluster:
             cure="Run the cell again: it asks SkyPilot for it.",
         )
 
-    def advise(self, error: RunError) -> None:
-        """Add advice to the error of a run on its hosts, as far as the cluster is involved."""
-        if isinstance(error, NodeLost) and self.error is not None:
-            error.hint = self.error.hint
-
-    def findings(self, asker: Asker) -> tuple[Finding, ...]:  # noqa: ARG002 - as an allocation's
-        """Return no findings: SkyPilot could only report that a cluster is down, and its hosts' SSH
-        errors name that already.
-        """
-        return ()
-
     def transport(self, host: Host, access: Access, asker: Asker) -> Transport:
         """Return a transport to one of the hosts. Raises the errors of connecting."""
-        own = Access(
-            ssh_config=str(self._file),
-            ssh_command=access.ssh_command,
-            connect_timeout_s=access.connect_timeout_s,
-        )
+        own = replace(access, ssh_config=str(self._file))
         try:
             return _ForwardedTransport(connect(host, own, asker, self._pins))
         except Unreachable as error:

@@ -93,7 +93,8 @@ class SkyPool:
     ) -> list[tuple[str, ...]]:
         """Return the rows of a table of all clusters of this user."""
         rows: list[tuple[str, ...]] = [("cluster", "state", "notebook")]
-        for one in sky.read_states(sky.SkyCommand(sky_words.STATUS), asker):
+        known = sky.read_states(sky.SkyCommand(sky_words.STATUS), asker)
+        for one in known.values():
             whose = "this notebook" if one.name in self.names else ""
             rows.append((one.name, one.status, whose))
         return rows if rows[1:] else [("SkyPilot has no cluster",)]

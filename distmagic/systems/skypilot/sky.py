@@ -26,7 +26,6 @@ from contextlib import suppress
 from distmagic import sanitize
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.errors import DistmagicError, Unreachable, UsageError
-from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
 from distmagic.request.allocation import SkyRequest
 from distmagic.systems.skypilot import sky_words
@@ -45,15 +44,6 @@ _END_S = 3.0  # between SIGTERM and SIGKILL
 _TAIL_BYTES = 1 << 16  # size of the end of the output that is kept
 _LAST_LINES = 6
 Tell = Callable[[str], object]
-
-
-@frozen
-class SkyAnswer:
-    """The result of a command."""
-
-    code: int  # its exit code
-    out: str  # stdout of `sky status`, "" for other commands
-    said: str  # the last lines of its output, without `out`
 
 
 class SkyCommand:
@@ -91,8 +81,8 @@ class SkyCommand:
         timeout_s: float,
         what: str,
         tell: Tell = lambda _: None,
-    ) -> SkyAnswer:
-        """Wait for the end and return the result; `tell` gets the latest line of output.
+    ) -> None:
+        """Wait for the end; `tell` gets the latest line of output.
 
         Call it on the main thread, which also asks questions meanwhile. Raises `Unreachable` if it
         takes too long or fails, by the name `what`. If it takes too long, and for an interrupt, the
@@ -109,13 +99,11 @@ class SkyCommand:
         except BaseException:
             self.end()
             raise
-        answer = self.result(0.0)
-        if answer.code != 0:
-            raise failed(what, answer)
-        return answer
+        if self.code(0.0) != 0:
+            raise self.failed(what)
 
-    def result(self, timeout_s: float) -> SkyAnswer:
-        """Wait for the end and return the result, on any thread.
+    def code(self, timeout_s: float) -> int:
+        """Wait for the end and return the exit code, on any thread.
 
         Raises `Unreachable` if it takes too long, and ends it.
         """
@@ -128,11 +116,24 @@ class SkyCommand:
                 f"sky {self._words[0]} took too long, and was ended.",
                 "Try it by hand; sky api status shows what its server is doing.",
             )
+        return self._process.returncode
+
+    def out(self) -> str:
+        """Return stdout of `sky status`, "" for other commands."""
         self._out.seek(0)
-        return SkyAnswer(
-            code=self._process.returncode,
-            out=self._out.read().decode(errors="replace"),
-            said=self._last_lines(_LAST_LINES),
+        return self._out.read().decode(errors="replace")
+
+    def said(self) -> str:
+        """Return the last lines of its output, without `out`."""
+        return self._last_lines(_LAST_LINES)
+
+    def failed(self, what: str) -> DistmagicError:
+        """Return the error of a command that has failed, with the last lines that it printed."""
+        said = self.said() or "it printed nothing"
+        return Unreachable(
+            "sky",
+            f"{what} failed (exit code {self._process.returncode}):\n{said}",
+            "Try it by hand.",
         )
 
     def end(self) -> None:
@@ -145,21 +146,13 @@ class SkyCommand:
             self._process.wait()
 
 
-def read_states(command: SkyCommand, asker: NotebookAsker) -> tuple[ClusterState, ...]:
-    """Return the output of a `status` that was started. Raises `Unreachable`."""
-    answer = command.wait(asker, STATUS_S, "sky status")
+def read_states(command: SkyCommand, asker: NotebookAsker) -> dict[str, ClusterState]:
+    """Return {name: state} from a `status` that was started. Raises `Unreachable`."""
+    command.wait(asker, STATUS_S, "sky status")
     try:
-        return sky_words.states(answer.out)
+        return {one.name: one for one in sky_words.states(command.out())}
     except (ValueError, KeyError, TypeError):
-        raise failed("sky status", answer) from None
-
-
-def failed(what: str, answer: SkyAnswer) -> DistmagicError:
-    """Return the error of a command that has failed, with the last lines that it printed."""
-    said = answer.said or "it printed nothing"
-    return Unreachable(
-        "sky", f"{what} failed (exit code {answer.code}):\n{said}", "Try it by hand."
-    )
+        raise command.failed("sky status") from None
 
 
 # ---- launched, held, taken down
@@ -241,7 +234,8 @@ def hold_in_background(request: SkyRequest, cluster: str) -> None:
 def take_down(cluster: str, asker: NotebookAsker) -> str:
     """Shut a cluster down, and return SkyPilot's message once it is gone. Raises `Unreachable`."""
     down = SkyCommand(("down", "--yes", cluster))
-    return down.wait(asker, DOWN_S, f"sky down {cluster}").said
+    down.wait(asker, DOWN_S, f"sky down {cluster}")
+    return down.said()
 
 
 def take_down_soon(cluster: str) -> str:
@@ -262,7 +256,8 @@ def take_down_soon(cluster: str) -> str:
 def _failure(words: Argv, limit_s: float) -> str:
     """Run a command; return its error, "" for success."""
     try:
-        answer = SkyCommand(words).result(limit_s)
+        command = SkyCommand(words)
+        code = command.code(limit_s)
     except DistmagicError as error:
         return error.message
-    return (answer.said or f"exit code {answer.code}") if answer.code else ""
+    return (command.said() or f"exit code {code}") if code else ""

@@ -21,8 +21,7 @@ order:
     nodelist.py      parses "a[1-3,07]" into names                                         pure
     submission.py    the arguments and the script for sbatch                               pure
     job_states.py    parses squeue: pending and why, running where, how it ended           pure
-    shell.py         the log-in node: one connection, commands with a time limit
-    commands.py      queries and cancels jobs; errors of refused commands
+    shell.py         the log-in node: one connection, commands with a time limit, their errors
     lease_pipe.py    holds an allocation by a pipe to the keeper of its first node
     allocation.py    one allocation: pending, held by its lease, ended
     hosts.py         the allocations of a notebook, and their list

@@ -26,7 +26,6 @@ from distmagic.errors import (
     AllocationEnded,
     ConnectionLost,
     DistmagicError,
-    NodeLost,
     PreflightError,
     RunError,
     Unreachable,
@@ -36,9 +35,10 @@ from distmagic.remote.system import memory, threads
 from distmagic.request.access import Access
 from distmagic.request.allocation import HostsRequest, SlurmRequest
 from distmagic.request.hosts import Host, Hosts
-from distmagic.systems.slurm import commands, job_states, srun_words, submission
+from distmagic.systems.protocol import Held
+from distmagic.systems.slurm import job_states, node_states, srun_words, submission
 from distmagic.systems.slurm.lease_pipe import END, LEAVE, LeasePipe
-from distmagic.systems.slurm.shell import Shell
+from distmagic.systems.slurm.shell import SOON_S, Shell, refusal
 from distmagic.systems.slurm.srun import Node, SrunTransport
 from distmagic.systems.slurm.submission import KeeperTerms
 from distmagic.transports.asking import Asker
@@ -63,7 +63,7 @@ def pauses() -> Iterator[float]:
     yield from itertools.repeat(30.0)
 
 
-class Allocation:
+class Allocation(Held):
     """One Slurm job whose nodes this kernel uses. `hosts` are its nodes, () while it is pending.
 
     `job` is its ID; `source` distinguishes it from jobs of other clusters. `error` is how it ended,
@@ -80,8 +80,6 @@ class Allocation:
         self.request, self.job = request, job
         self.source = srun_words.source(request.login, job)
         self.title = f"Slurm job {job}"
-        self.hosts: Hosts = ()
-        self.error: DistmagicError | None = None
         # Askers of the runs that wait for it.
         self.awaited_by: set[NotebookAsker] = set()
         self.awaited = request.nodes
@@ -102,7 +100,7 @@ class Allocation:
     @property
     def is_alive(self) -> bool:
         """Whether the allocation is usable, as far as known."""
-        return self.error is None and not self._is_over.is_set()
+        return super().is_alive and not self._is_over.is_set()
 
     def fits(self, request: HostsRequest) -> bool:
         """Whether the allocation satisfies a cell's request."""
@@ -166,12 +164,12 @@ class Allocation:
                     tell(words)
                     if job_states.never_starts(state):  # the cell would wait forever
                         if not self.request.job:
-                            commands.cancel(self._shell, self.job, asker)
+                            self._shell.cancel(self.job, asker)
                             words += " It was cancelled."
                         self.error = UsageError(words, job_states.ASK_OTHERWISE)
                         raise self.error
                 elif state is None or state.has_ended:
-                    said = commands.printed(self._shell, self.job, asker)
+                    said = self._shell.printed(self.job, asker)
                     self.error = job_states.ended(self.job, state, said)
                     raise self.error
                 elif state.nodes and state.state != "COMPLETING":
@@ -184,8 +182,7 @@ class Allocation:
 
         Raises `Unreachable` if `squeue` fails.
         """
-        found = commands.look(self._shell, self.job, asker)
-        return found.get(self.job)
+        return self._shell.look(self.job, asker).get(self.job)
 
     def _start_keepers(self, nodes: tuple[str, ...], asker: Asker) -> None:
         """Start keepers in a job that distmagic did not submit.
@@ -249,16 +246,18 @@ class Allocation:
 
     def advise(self, error: RunError) -> None:
         """Add advice to the error of a run on its nodes, as far as the allocation is involved."""
-        if isinstance(error, NodeLost) and self.error is not None:
-            error.hint = self.error.hint  # jobs on it have ended with it
-        elif memory.REACHED in error.message:
+        super().advise(error)
+        if memory.REACHED in error.message:
             error.hint = f"{MORE_MEMORY}\n{error.hint}"
 
     def findings(self, asker: Asker) -> tuple[Finding, ...]:
         """Return its nodes that Slurm takes out of use; () also if Slurm does not answer soon."""
         names = [host.name for host in self.hosts]
         ask = srun_words.on_login(self.request.login)
-        return commands.node_findings(self._shell, names, ask, asker)
+        with suppress(DistmagicError):
+            answer = self._shell.run(node_states.sinfo(names), asker, timeout_s=SOON_S)
+            return node_states.findings(answer.out, names, ask)
+        return ()
 
     def _explained(self, error: DistmagicError) -> DistmagicError:
         """Return the reason of the allocation's end, if srun only reports that it has ended."""
@@ -284,11 +283,11 @@ class Allocation:
                     was_held = bool(self.hosts)
                     said = ""
                     if not was_held:
-                        said = commands.printed(self._shell, self.job, asker)
+                        said = self._shell.printed(self.job, asker)
                     self.error = job_states.ended(
                         self.job, state, said, was_held=was_held
                     )
-                    commands.kill_sruns(self._shell, self.job, asker)
+                    self._shell.kill_sruns(self.job, asker)
         if self.error is not None:
             raise self.error
 
@@ -343,10 +342,10 @@ class Allocation:
         # A job may run on its nodes: the lease ends it.
         is_wanted = was_told or (word == LEAVE and self.hosts)
         if not (is_wanted or self.error or self.request.job):
-            commands.cancel(self._shell, self.job, asker)
+            self._shell.cancel(self.job, asker)
         if self._has_broken and self.error is None:
             # Not those of another notebook, which may use the same job.
-            commands.kill_sruns(self._shell, self.job, asker, self._mark)
+            self._shell.kill_sruns(self.job, asker, self._mark)
         if self.error is None:
             self.error = AllocationEnded(
                 f"Slurm job {self.job} was given back.",
@@ -365,7 +364,7 @@ def submitted(
     script = submission.script(request, terms)
     answer = shell.run(argv, asker, script, cure=_MAY_BE_QUEUED)
     if answer.code != 0:
-        raise commands.refusal(shell.name, "sbatch", answer.err)
+        raise refusal(shell.name, "sbatch", answer.err)
     try:
         job = submission.job_id(answer.out)
     except ValueError as error:
@@ -383,7 +382,7 @@ def found(
 
     Raises `UsageError` if no such job exists.
     """
-    state = commands.look(shell, request.job, asker).get(request.job)
+    state = shell.look(request.job, asker).get(request.job)
     if state is None or state.has_ended:
         raise UsageError(
             f"Slurm has no job {request.job} that runs.",

@@ -9,7 +9,7 @@ from distmagic.request.allocation import SlurmRequest
 from distmagic.request.command_prefix import ENVIRONMENT
 from distmagic.request.hosts import LOCALHOST, parse_host
 from distmagic.request.systems import Wanted
-from distmagic.systems.slurm import commands, submission
+from distmagic.systems.slurm import submission
 from distmagic.systems.slurm.allocation import Allocation, found, submitted
 from distmagic.systems.slurm.job_states import listing
 from distmagic.systems.slurm.shell import Shell
@@ -98,7 +98,7 @@ class SlurmPool:
         Raises `Unreachable`.
         """
         shell = self._shell(request.login, access)
-        states = commands.look(shell, "", asker).values()
+        states = shell.look("", asker).values()
         held = {one.job for one in self._made if one.is_alive}
         return listing([one for one in states if one.is_ours], held)
 

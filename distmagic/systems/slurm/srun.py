@@ -12,6 +12,7 @@ from collections.abc import Callable
 from distmagic.errors import ConnectionLost, DistmagicError
 from distmagic.remote.frozen import frozen
 from distmagic.systems.slurm import srun_words
+from distmagic.systems.slurm.shell import Shell
 from distmagic.transports import Argv, Process, Transport, program_text
 from distmagic.transports.piped import OpenProcesses
 
@@ -104,7 +105,10 @@ class SrunTransport(OpenProcesses):
     """
 
     def __init__(
-        self, login: Transport, node: Node, explain: Explain = lambda error: error
+        self,
+        login: Shell | Transport,
+        node: Node,
+        explain: Explain = lambda error: error,
     ) -> None:
         super().__init__()
         self.node = node

@@ -8,7 +8,6 @@ select the cluster, and those with the user's account and partition.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from distmagic.errors import (
     AllocationEnded,
@@ -102,69 +101,64 @@ def own_words(said: str) -> str:
     return "".join(kept)
 
 
-@dataclass(frozen=True)
-class _Cause:
-    """One reason why there is no step. Its texts contain `{job}` and `{node}`."""
-
-    pattern: str
-    kind: type[DistmagicError]
-    message: str
-    hint: str
-
-
 _AGAIN = "It is tried again; squeue -j {job} shows the state of the job."
-_CAUSES = (
-    _Cause(
+# Reasons why there is no step: what stderr has, and the error with its hint, for a job and a node.
+_CAUSES: tuple[tuple[str, type[DistmagicError], str, str], ...] = (
+    (
         r"distmagic: no keeper answers",
         Unreachable,
         "its keeper does not answer; it starts the ranks' processes, and ends with the job.",
         _AGAIN,
     ),
-    _Cause(
+    (
         r"job \d+ has expired|Invalid job id|Job/step already complet|job.*(?:already finished|completing)",
         AllocationEnded,
         "Slurm job {job} has ended, and {node} is no longer ours.",
         "Run the cell again: it asks for new nodes.",
     ),
-    _Cause(
+    (
         r"unrecogni[sz]ed option '?--overlap",
         PreflightError,
         "this Slurm has no srun --overlap (it came with 20.11), so no step can be started next to another.",
         "Reach the nodes with --hosts, if the cluster lets you log in to them, or ask for a newer Slurm.",
     ),
-    _Cause(
-        r"Memory required by task is not available|Requested nodes are busy"
-        r"|step creation (?:temporarily )?disabled|Job step creation temporarily",
+    (
+        (
+            r"Memory required by task is not available|Requested nodes are busy"
+            r"|step creation (?:temporarily )?disabled|Job step creation temporarily"
+        ),
         Unreachable,
         "Slurm starts no step on this node for now; after a restart of its controller that lasts up to half a minute.",
         "Run the cell again then.",
     ),
-    _Cause(
-        r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were transmitted"
-        r"|slurm_receive_msg|Connection timed out|Communication connection failure",
+    (
+        (
+            r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were transmitted"
+            r"|slurm_receive_msg|Connection timed out|Communication connection failure"
+        ),
         Unreachable,
         "Slurm's controller or the node's slurmd does not answer.",
         _AGAIN,
     ),
-    _Cause(
+    (
         r"Invalid generic resource|Insufficient GRES",
         PreflightError,
         "the job asked for a total of GPUs (--gpus), and Slurm gives none of them to the run's processes.",
         "Ask for GPUs of each node: --gpus-per-node N.",
     ),
-    _Cause(
+    (
         r"Access/permission denied|User not authorized|Invalid user",
         PreflightError,
         "Slurm lets this user start nothing in job {job}.",
         "Name a job of your own: squeue --me lists them.",
     ),
-    _Cause(
+    (
         r"Requested node configuration is not available|Invalid node name|not in (?:the )?(?:job|allocation)",
         Unreachable,
         "it is not, or no longer, a node of Slurm job {job}: Slurm takes dead nodes from jobs that can do without them.",
         "squeue -j {job} -o %N shows the job's nodes.",
     ),
-    _Cause(
+    (
         # Or the words of the shell that starts a Python of the home directory
         # (transports/program_text.py).
         r"(?m)execve\(\): .*No such file|^(.+): (?:line )?1: (?:exec: )?/.*/\1: (?:not found|No such file)",
@@ -172,7 +166,7 @@ _CAUSES = (
         "there is no such Python on the node.",
         "Name one that the nodes have: --python /path/to/python3",
     ),
-    _Cause(
+    (
         r"srun: (?:not found|command not found|No such file)",
         PreflightError,
         "there is no program srun on the log-in node.",
@@ -185,13 +179,10 @@ def trouble(node: str, job: str, said: str) -> DistmagicError | None:
     """Return why a step on `node` of `job` did not start, from its stderr; None if stderr has no
     such reason.
     """
-    for cause in _CAUSES:
-        if re.search(cause.pattern, said, re.IGNORECASE):
-            message = cause.message.format(job=job, node=node)
-            hint = cause.hint.format(job=job, node=node)
-            if issubclass(cause.kind, HostError):
-                return cause.kind(node, message, hint)
-            return cause.kind(message, hint)
+    for pattern, kind, message, hint in _CAUSES:
+        if re.search(pattern, said, re.IGNORECASE):
+            words = message.format(job=job, node=node), hint.format(job=job)
+            return kind(node, *words) if issubclass(kind, HostError) else kind(*words)
     errors = re.findall(r"(?m)^srun: error: (?!.*(?:task \d|Exited with))(.+)$", said)
     if errors:
         return Unreachable(

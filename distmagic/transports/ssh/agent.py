@@ -84,11 +84,13 @@ class KeyAgent:
         if stream is None:
             raise ConnectionResetError
         stream.sendall(join_strings(request))
-        size = int.from_bytes(_read(stream, 4), "big")
-        if not 0 < size <= _MOST_BYTES:
-            raise ValueError
-        answer = _read(stream, size)
-        if answer[:1] != expected:
+        with stream.makefile("rb") as answers:
+            head = answers.read(4)
+            size = int.from_bytes(head, "big")
+            answer = answers.read(size) if size <= _MOST_BYTES else b""
+        if not head:
+            raise ConnectionResetError(0, "it hung up")
+        if len(answer) < size or answer[:1] != expected:
             raise ValueError
         return answer[1:]
 
@@ -100,13 +102,3 @@ class KeyAgent:
                 # `close` alone would not wake a blocked reader.
                 stream.shutdown(socket.SHUT_RDWR)
             stream.close()
-
-
-def _read(stream: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = stream.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError(0, "it hung up")
-        data += more
-    return data

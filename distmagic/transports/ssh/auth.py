@@ -13,17 +13,17 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from distmagic.errors import AuthenticationError
 from distmagic.transports import asking, troubles
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.client import (
-    AuthAnswer,
+    MethodsLeft,
     SshKey,
     SshSession,
     UnusableKey,
-    WrongPassphrase,
     agent_key,
     certified,
     load_key,
@@ -55,22 +55,18 @@ class LogIn:
 
     def run(self) -> None:
         """Return once the server has accepted the log-in."""
-        answer = self.session.methods()
-        accepts: tuple[str, ...] = answer.methods or ()
+        left = self.session.methods()
+        accepts: tuple[str, ...] = ()
         for _ in range(_MAX_STEPS):
-            if answer.accepted:
-                return
-            accepts = answer.methods or accepts
-            # Try the accepted methods, until one makes progress.
-            answer = AuthAnswer()
-            for method, attempt in _METHODS.items():
-                if method in accepts and method not in self.resolved.refused:
-                    answer = attempt(self)
-                    if answer.accepted or answer.partial:
-                        break
-            if not answer.partial:
+            if not left:
                 break
-        if not answer.accepted:
+            # Try the accepted methods, until one makes progress.
+            accepts, left = left, None
+            for method, attempt in _METHODS.items():
+                is_accepted = method in accepts and method not in self.resolved.refused
+                if left is None and is_accepted:
+                    left = attempt(self)
+        if left != ():
             raise troubles.not_accepted(
                 self.session.where,
                 self.resolved.user,
@@ -81,20 +77,20 @@ class LogIn:
 
     # ---- keys
 
-    def try_keys(self) -> AuthAnswer:
+    def try_keys(self) -> MethodsLeft:
         """Offer keys until one is accepted."""
         try:
             for key in self._keys():
                 if key.blob in self.offered:
                     continue
                 self.offered.add(key.blob)
-                answer = self.session.offer_key(key)
-                if answer.accepted or answer.partial:
-                    return answer
+                left = self.session.offer_key(key)
+                if left is not None:
+                    return left
                 self.tried.append(key.label)
         finally:
             self.agent.close()
-        return AuthAnswer()
+        return None
 
     def _keys(self) -> Iterator[SshKey]:
         """Yield each key and its certificates: those of CertificateFile before it, those next to
@@ -165,11 +161,14 @@ class LogIn:
 
     def _key_in(self, file: str, encrypted: list[str]) -> Iterator[SshKey]:
         try:
-            yield load_key(file, None)
-        except WrongPassphrase:
-            encrypted.append(file)
+            key = load_key(file, None)
         except UnusableKey as error:
             self.tried.append(f"key {file} ({error})")
+        else:
+            if key is None:
+                encrypted.append(file)
+            else:
+                yield key
 
     def _is_usable(self, file: str, half: bytes | None) -> bool:
         """Whether a file has a private key with safe permissions; if not, record why.
@@ -194,16 +193,11 @@ class LogIn:
         return not why
 
     def _unlock(self, file: str) -> Iterator[SshKey]:
-        def load(passphrase: str) -> SshKey | None:
-            try:
-                return load_key(file, passphrase)
-            except WrongPassphrase:
-                return None
-
         if self.resolved.batch_mode:
             self.tried.append(f"key {file} (encrypted, and BatchMode forbids to ask)")
             return
         with self._asking():
+            load = partial(load_key, file)
             key = asking.unlock(self.asker, self.resolved.name, file, load)
         if key is None:
             self.tried.append(f"key {file} (wrong passphrase)")
@@ -212,7 +206,7 @@ class LogIn:
 
     # ---- answers
 
-    def answer_questions(self) -> AuthAnswer:
+    def answer_questions(self) -> MethodsLeft:
         """Let the user answer the server's questions: passwords, one-time passwords."""
         return self._repeat(
             "keyboard-interactive",
@@ -221,7 +215,7 @@ class LogIn:
             ),
         )
 
-    def offer_password(self) -> AuthAnswer:
+    def offer_password(self) -> MethodsLeft:
         """Ask the user for a password."""
         question = f"Password of {self.resolved.user}:"
         return self._repeat(
@@ -229,20 +223,20 @@ class LogIn:
             lambda: self.session.offer_password(self._ask(question, secret=True)),
         )
 
-    def _repeat(self, method: str, attempt: Callable[[], AuthAnswer]) -> AuthAnswer:
+    def _repeat(self, method: str, attempt: Callable[[], MethodsLeft]) -> MethodsLeft:
         """Let the user try again after a wrong answer, unless nothing was asked."""
         if self.resolved.batch_mode:
             self.tried.append(f"{method} (BatchMode forbids to ask)")
-            return AuthAnswer()
-        answer = AuthAnswer()
+            return None
         for _ in range(asking.ATTEMPTS):
             before = self.asked
-            answer = attempt()
-            if answer.accepted or answer.partial or self.asked == before:
+            left = attempt()
+            if left is not None:
+                return left
+            if self.asked == before:
                 break
-        if not (answer.accepted or answer.partial):
-            self.tried.append(method)
-        return answer
+        self.tried.append(method)
+        return None
 
     def _ask(self, question: str, *, secret: bool) -> str:
         self.asked += 1
@@ -267,7 +261,7 @@ class LogIn:
             ) from None
 
 
-_METHODS: dict[str, Callable[[LogIn], AuthAnswer]] = {
+_METHODS: dict[str, Callable[[LogIn], MethodsLeft]] = {
     "publickey": LogIn.try_keys,
     "keyboard-interactive": LogIn.answer_questions,
     "password": LogIn.offer_password,

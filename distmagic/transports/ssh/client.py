@@ -26,7 +26,7 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from distmagic.errors import ConnectionLost, PreflightError
 from distmagic.remote.frozen import frozen
 from distmagic.remote.system import threads
-from distmagic.transports import troubles
+from distmagic.transports import Argv, quoting, troubles
 from distmagic.transports.ssh import known_hosts, pins
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.config import Resolved
@@ -49,16 +49,8 @@ _LOG.addHandler(logging.NullHandler())
 _LOG.propagate = False
 
 
-@frozen
-class AuthAnswer:
-    """The server's answer to one attempt.
-
-    `methods` are those it accepts next, None if it did not list them.
-    """
-
-    accepted: bool = False
-    partial: bool = False
-    methods: tuple[str, ...] | None = None
+# The methods that are left after one attempt: () if the user is logged in, None for a refusal.
+MethodsLeft = tuple[str, ...] | None
 
 
 @frozen
@@ -95,9 +87,9 @@ class _Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
 
 
 class SshSession:
-    """One SSH connection.
+    """One SSH connection, a `Transport` once it is logged in.
 
-    `where` is the machine in errors, `seconds` the time limit for connecting.
+    `where` is the machine in errors, `seconds` the time limit for connecting, `name` the host.
 
     `under` are the objects to close after it, the last one first.
     """
@@ -105,7 +97,8 @@ class SshSession:
     def __init__(self, stream: Stream, where: str, seconds: float) -> None:
         self.where = where
         self.under: list[Closable] = []
-        self._user = ""
+        self.name = self._user = ""
+        self.warnings: tuple[str, ...] = ()
         self._transport = paramiko.Transport(stream, packetizer_class=_Packetizer)
         self._transport.set_log_channel(_LOG.name)
         self._transport.banner_timeout = self._transport.handshake_timeout = seconds + 1
@@ -121,24 +114,20 @@ class SshSession:
         """Whether the server has sent its SSH version."""
         return bool(self._transport.remote_version)
 
-    def handshake(self, server: Resolved, *, is_pinned: bool = False) -> None:
-        """Negotiate keys and check the server's. Raises `Trouble`.
-
-        `is_pinned`: the first key is trusted, see pins.py.
-        """
-        self._user = server.user
+    def handshake(self, server: Resolved) -> None:
+        """Negotiate keys and check the server's. Raises `Trouble`."""
+        self._user, self.name, self.warnings = server.user, server.name, server.warnings
         known = known_hosts.read((*server.user_known_hosts, *server.global_known_hosts))
         options = self._transport.get_security_options()
         options.ciphers = sorted(
             options.ciphers, key=lambda name: name not in _FAST_FIRST
         )
         # Types in known_hosts come first, so that the server shows a key of one of these.
-        first: list[str] = []
-        for kind in known_hosts.types_known(known, known_hosts.names_of(server)):
-            first += _RSA if kind == "ssh-rsa" else (kind,)
+        first = known_hosts.types_known(known, known_hosts.names_of(server))
+        if "ssh-rsa" in first:
+            first = (*_RSA, *first)
         options.key_types = sorted(
-            options.key_types,
-            key=lambda name: first.index(name) if name in first else len(first),
+            options.key_types, key=lambda name: name not in first
         )
         try:
             self._transport.start_client()
@@ -151,66 +140,60 @@ class SshSession:
             raise troubles.NOT_SSH(self.where, said) from error
         key = self._transport.get_remote_server_key()
         shown = key.get_name(), key.asbytes()
-        if is_pinned:
+        if server.is_pinned:
             pins.check(server, self.where, *shown)
         else:
             known_hosts.check(known, server, self.where, *shown)
 
-    def methods(self) -> AuthAnswer:
+    def methods(self) -> MethodsLeft:
         """Ask which methods the server accepts; some servers need none."""
-        return self._attempt(lambda t, user: t.auth_none(user))
 
-    def offer_key(self, key: SshKey) -> AuthAnswer:
+        def attempt(transport: paramiko.Transport, user: str) -> list[str]:
+            try:
+                listed: list[str] = transport.auth_none(user)
+            except paramiko.BadAuthenticationType as error:
+                listed = error.allowed_types
+            return listed
+
+        return self._attempt(attempt)
+
+    def offer_key(self, key: SshKey) -> MethodsLeft:
         """Offer one key."""
         return self._attempt(lambda t, user: t.auth_publickey(user, key.inner))
 
-    def offer_password(self, password: str) -> AuthAnswer:
+    def offer_password(self, password: str) -> MethodsLeft:
         """Offer a password."""
         return self._attempt(
             lambda t, user: t.auth_password(user, password, fallback=False)
         )
 
-    def answer_questions(self, ask: Callable[[str, bool], str]) -> AuthAnswer:
-        """Let `ask(question, is_shown)` answer each question; its errors are raised again."""
-        raised: list[BaseException] = []
+    def answer_questions(self, ask: Callable[[str, bool], str]) -> MethodsLeft:
+        """Let `ask(question, is_shown)` answer each question. Raises its errors.
 
-        def guarded(
+        It is called on paramiko's thread, which for an error ends the connection, and passes the
+        error on to this one.
+        """
+
+        def answers(
             title: str, instructions: str, questions: list[tuple[str, bool]]
         ) -> list[str]:
-            try:
-                if raised:
-                    return []
-                lead = " ".join(
-                    part.strip() for part in (title, instructions) if part.strip()
-                )
-                return [
-                    ask(f"{lead} {text}".strip(), shown) for text, shown in questions
-                ]
-            except BaseException as error:  # noqa: BLE001 - paramiko's thread; raised again in ours
-                raised.append(error)
-                return []
+            lead = " ".join(
+                part.strip() for part in (title, instructions) if part.strip()
+            )
+            return [ask(f"{lead} {text}".strip(), shown) for text, shown in questions]
 
-        try:
-            return self._attempt(lambda t, user: t.auth_interactive(user, guarded))
-        finally:
-            if raised:
-                raise raised[0]
+        return self._attempt(lambda t, user: t.auth_interactive(user, answers))
 
     def _attempt(
         self, attempt: Callable[[paramiko.Transport, str], list[str]]
-    ) -> AuthAnswer:
-        """Make one attempt. Raises `Trouble` if the connection ends; a refusal is an answer."""
+    ) -> MethodsLeft:
+        """Make one attempt. Raises `Trouble` if the connection ends."""
         try:
-            left = attempt(self._transport, self._user)
-        except paramiko.BadAuthenticationType as error:
-            return AuthAnswer(methods=tuple(error.allowed_types))
+            return tuple(attempt(self._transport, self._user))
         except _BROKEN as error:
             if not self._transport.is_active():
                 raise troubles.HUNG_UP(self.where) from error
-            return AuthAnswer()
-        return AuthAnswer(
-            accepted=not left, partial=bool(left), methods=tuple(left) or None
-        )
+            return None
 
     # ---- connected
 
@@ -262,11 +245,12 @@ class SshSession:
             ) from error
         return stream
 
-    def start(self, command: str, name: str) -> SshProcess:
-        """Run a command line on host `name`.
+    def start(self, argv: Argv) -> SshProcess:
+        """Start `argv` on the host through the log-in shell.
 
         Raises `ConnectionLost`, or `PreflightError` if it is refused.
         """
+        command, name = quoting.command_line(argv), self.name
         lost = ConnectionLost(f"{name}: the connection to {self.where} is lost.")
         try:
             channel = self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
@@ -295,11 +279,7 @@ class SshSession:
 
         Safe to call twice.
         """
-        if (
-            self.is_active
-            and self._transport.is_authenticated()
-            and not self._over.is_set()
-        ):
+        if self._transport.is_authenticated():
             # Closing a socket with unread bytes discards data on its way out; an end of file does
             # not. But not on a channel through a closed jump host: its sshd would disconnect all
             # hosts.
@@ -334,16 +314,15 @@ _KINDS = (
 _NO_KEY = (paramiko.SSHException, StopIteration, ValueError, UnsupportedAlgorithm)
 
 
-class WrongPassphrase(Exception):
-    """The key is encrypted and the passphrase is missing or wrong."""
-
-
 class UnusableKey(Exception):
     """The file has no key that paramiko supports; the text has the reason."""
 
 
-def load_key(path: str, passphrase: str | None) -> SshKey:
-    """Read a private key. Raises `WrongPassphrase` or `UnusableKey`."""
+def load_key(path: str, passphrase: str | None) -> SshKey | None:
+    """Read a private key; None if it is encrypted, and the passphrase is missing or wrong.
+
+    Raises `UnusableKey`.
+    """
     password = None if passphrase is None else passphrase.encode()
     try:
         data = Path(path).read_bytes()
@@ -355,11 +334,11 @@ def load_key(path: str, passphrase: str | None) -> SshKey:
         # `PKey.from_path` would also load a certificate, and fail if that is broken.
         kind = next(ours for theirs, ours in _KINDS if isinstance(loaded, theirs))
         inner = kind.from_private_key(io.StringIO(data.decode()), password)
-    except TypeError as error:  # "password-protected, but password was not provided"
-        raise WrongPassphrase from error
+    except TypeError:  # "password-protected, but password was not provided"
+        return None
     except _NO_KEY as error:
         if passphrase is not None:
-            raise WrongPassphrase from error
+            return None
         raise UnusableKey("no private key that paramiko can use") from error
     except OSError as error:
         raise UnusableKey(error.strerror or str(error)) from error

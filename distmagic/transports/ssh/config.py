@@ -74,6 +74,8 @@ class Resolved:
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
+    # the first key is trusted, and stored in the file of `user_known_hosts`: see pins.py
+    is_pinned: bool = False
     connect_timeout_s: float | None = None
     batch_mode: bool = False
     # methods of log-in that the user rules out, by their names in RFC 4252

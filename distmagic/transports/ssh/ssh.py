@@ -1,7 +1,7 @@
 """Hosts over SSH with paramiko: one connection for each host, a channel for each process, shared
 jump hosts.
 
-Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshTransport
+Host --resolve--> Resolved --open a stream--> handshake, host key --> log in --> SshSession
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import attrgetter
 from distmagic.errors import AuthenticationError, HostError, UsageError
 from distmagic.request.access import Access
 from distmagic.request.hosts import Host
-from distmagic.transports import Argv, quoting, troubles
+from distmagic.transports import troubles
 from distmagic.transports.asking import Asker
 from distmagic.transports.local import connecting_program
 from distmagic.transports.ssh.agent import KeyAgent
@@ -24,7 +24,6 @@ from distmagic.transports.ssh.client import SshSession
 from distmagic.transports.ssh.config import Resolved, resolve
 from distmagic.transports.ssh.config_lines import SSH_PORT
 from distmagic.transports.ssh.deadline import Deadline
-from distmagic.transports.ssh.process import SshProcess
 from distmagic.transports.ssh.streams import (
     Closable,
     ProxyProcess,
@@ -37,31 +36,9 @@ from distmagic.transports.ssh.streams import (
 _PLACE = attrgetter("hostname", "port", "user", "jumps")
 
 
-class SshTransport:
-    """One connection to one host. `warnings` list ignored lines of the ssh configuration."""
-
-    def __init__(
-        self, name: str, session: SshSession, warnings: tuple[str, ...]
-    ) -> None:
-        self.name = name
-        self.warnings = warnings
-        self._session = session
-
-    def start(self, argv: Argv) -> SshProcess:
-        """Start `argv` on the host through the log-in shell.
-
-        Raises `ConnectionLost` or `PreflightError`.
-        """
-        return self._session.start(quoting.command_line(argv), self.name)
-
-    def close(self) -> None:
-        """End the connection; a jump host's connection ends with the last host behind it."""
-        self._session.close()
-
-
 def connect(
     host: Host, access: Access, asker: Asker, pins: str | None = None
-) -> SshTransport:
+) -> SshSession:
     """Connect and log in.
 
     With `pins` the host's first key is trusted, and stored in that file: see pins.py. Raises
@@ -74,11 +51,11 @@ def connect(
             host_key_alias=host.name,
             user_known_hosts=(pins,),
             global_known_hosts=(),
+            is_pinned=True,
         )
         route = (*route[:-1], target)
-    attempt = _Attempt(access=access, asker=asker, route=route, is_pinned=bool(pins))
     try:
-        session = attempt.run()
+        return _Attempt(access=access, asker=asker, route=route).run()
     except troubles.Trouble as trouble:
         raise trouble.for_host(host.name) from trouble.__cause__
     except HostError as error:
@@ -88,7 +65,6 @@ def connect(
         raise AuthenticationError(
             host.name, f"the jump host {error.host} {what}", error.hint
         ) from None
-    return SshTransport(host.name, session, route[-1].warnings)
 
 
 def find_route(target: Resolved, ssh_config: str | None) -> tuple[Resolved, ...]:
@@ -120,7 +96,6 @@ class _Attempt:
     asker: Asker
     route: tuple[Resolved, ...]
     is_jump: bool = False
-    is_pinned: bool = False
     opened: list[Closable] = field(default_factory=list)
     agent: KeyAgent | None = None
 
@@ -159,10 +134,10 @@ class _Attempt:
                 session = self._session(deadline)
             except BaseException:
                 self._abort()
-                if deadline.expired:
+                if deadline.is_over:
                     raise self._too_late(seconds) from None
                 raise
-        if deadline.expired:
+        if deadline.is_over:
             raise self._too_late(seconds)
         session.watch()
         self.opened.remove(session)
@@ -187,7 +162,7 @@ class _Attempt:
         session = SshSession(stream, where, deadline.seconds)
         self._keep(session, deadline)
         try:
-            session.handshake(resolved, is_pinned=self.is_pinned)
+            session.handshake(resolved)
         except troubles.Trouble as trouble:
             for proxy in self.opened:
                 if (
@@ -239,7 +214,7 @@ class _Attempt:
 
     def _keep(self, thing: Closable, deadline: Deadline) -> None:
         self.opened.append(thing)
-        if deadline.expired:  # it expired too late for `_abort`
+        if deadline.is_over:  # it expired too late for `_abort`
             thing.close()
 
     def _abort(self) -> None:
@@ -270,6 +245,11 @@ class _Jump:
     future: Future[SshSession] = field(default_factory=Future)
     users: int = 0
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, or still being connected; a failed one is no longer kept."""
+        return not self.future.done() or self.future.result().is_active
+
 
 _jumps: dict[object, _Jump] = {}  # by the configuration they were made from
 _changing_jumps = threading.Lock()
@@ -284,7 +264,7 @@ class _JumpUse:
     def __init__(self, key: object, make: Callable[[], SshSession]) -> None:
         with _changing_jumps:
             jump = _jumps.get(key)
-            is_mine = jump is None or _is_dead(jump)
+            is_mine = jump is None or not jump.is_usable
             if jump is None or is_mine:
                 jump = _jumps[key] = _Jump()
             jump.users += 1
@@ -312,11 +292,3 @@ class _JumpUse:
             if _jumps.get(self._key) is self._jump:
                 del _jumps[self._key]
         self.session.close()
-
-
-def _is_dead(jump: _Jump) -> bool:
-    if not jump.future.done():
-        return False
-    if jump.future.exception() is not None:
-        return True
-    return not jump.future.result().is_active

@@ -14,8 +14,8 @@ from distmagic.errors import (
 from distmagic.request.allocation import SlurmRequest
 from distmagic.systems.slurm import srun_words
 from distmagic.systems.slurm.allocation import ONE_CORE
-from distmagic.systems.slurm.commands import refusal
 from distmagic.systems.slurm.job_states import JobState, ended, waiting
+from distmagic.systems.slurm.shell import refusal
 from tests import REPOSITORY
 
 BATCH = "sbatch: error: Batch job submission failed: "

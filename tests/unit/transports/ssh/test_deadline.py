@@ -11,7 +11,7 @@ def test_a_deadline_expires_once():
     expired = threading.Event()
     with Deadline(0.05, expired.set) as deadline:
         assert expired.wait(HANG_S)
-        assert deadline.expired
+        assert deadline.is_over
         assert deadline.remaining() == 0
 
 
@@ -22,7 +22,7 @@ def test_a_deadline_that_is_kept_never_fires():
     TimeLimit(0.3, later.set)
     assert later.wait(HANG_S)
     assert not expired.is_set()
-    assert not deadline.expired
+    assert not deadline.is_over
 
 
 def test_a_pause_is_not_counted():
@@ -32,7 +32,7 @@ def test_a_pause_is_not_counted():
             left_s = deadline.remaining()
             assert not expired.wait(0.05)
             assert deadline.remaining() == left_s
-        assert not deadline.expired
+        assert not deadline.is_over
         assert 0 < deadline.remaining() <= left_s
     with Deadline(0.05, expired.set) as deadline:
         with deadline.paused():

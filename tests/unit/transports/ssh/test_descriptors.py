@@ -12,7 +12,6 @@ import pytest
 
 from distmagic.transports.ssh.agent import KeyAgent
 from distmagic.transports.ssh.auth import LogIn
-from distmagic.transports.ssh.client import AuthAnswer
 from distmagic.transports.ssh.streams import run_proxy
 from distmagic.transports.troubles import Trouble
 
@@ -53,7 +52,7 @@ def test_a_proxy_command_whose_shell_is_no_program(monkeypatch, tmp_path, golden
 def test_the_agent_has_no_socket_left(monkeypatch, golden):
     session = SimpleNamespace(
         where=WHERE,
-        methods=lambda: AuthAnswer(accepted=False, methods=("publickey",)),
+        methods=lambda: ("publickey",),
     )
     log_in: Any = LogIn
     log_in = log_in(

@@ -10,6 +10,7 @@ from tests.bench.contestants import Place, magic_line
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 from tests.lab import Lab
+from tests.system.packages import folder_of
 
 TITLE = "Imports of a rank that starts warm"
 _PACKAGES = ("lightning", "transformers")
@@ -34,7 +35,9 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
             theirs = [_by_hand(place, package) for _ in range(bench.rounds_dear + 1)]
             with contestants.own_kernel(place) as (kernel, _):
                 kernel.run(_TIMED)
-                line = magic_line(place, "-o run")
+                line = magic_line(
+                    place, f"--env PYTHONPATH={folder_of(package)} -o run"
+                )
                 kernel.run(f"{line}\nimport {package}\nimported({package!r})")
                 kernel.run(_PREPARED)
                 ours = []
@@ -57,7 +60,7 @@ def _by_hand(place: Place, package: str) -> float:
     program = f"{_TIMED}\nimport torch\nprint(imported({package!r}))"
     host = place.lab.hosts[0]
     done = subprocess.run(
-        ["ssh", "-F", str(place.lab.ssh_config), host.name, "python3", "-"],
+        ["ssh", "-F", str(place.lab.ssh_config), host.name, f"PYTHONPATH={folder_of(package)}", "python3", "-"],
         input=program, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return float(done.stdout.split()[-1])

@@ -33,6 +33,7 @@ from distmagic.notebook.local_run import (
     run_local,
 )
 from distmagic.notebook.settings import Notebook, say
+from distmagic.remote.system import threads
 from distmagic.remote.values.settings import MADE
 from distmagic.request import flag_parser, flags
 from distmagic.request.cells import cell as cells
@@ -427,6 +428,13 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.append(magics.matcher)
     shell.input_transformers_cleanup.append(_help_of_cell)
     notebook_place.register(magics.notebook.place)
+    threads.begin("imports", _import_for_first_cell)
+
+
+def _import_for_first_cell() -> None:
+    """Import what a first cell needs, while the user writes it: it takes a tenth of a second."""
+    import distmagic.session.inside
+    import distmagic.session.place  # noqa: F401
 
 
 def _other_owner(shell: InteractiveShell) -> str:

@@ -17,6 +17,7 @@ What ends each of them:
     following, process     the end of node 0, or of the process that it asked for
     hardware               the end of its agent
     hold                   the end of `sky exec`
+    imports                its function, some imports
     keepalive              `close` of its SSH session
     knock                  the answer at a port, or a time limit; it is joined
     lease                  `close` of its keeper, at the end of the run

@@ -202,7 +202,9 @@ class RunLoop:
             self.step(0.0 if is_done else timeout_s)
             if not self.state.is_over:
                 self.show()
-            timeout_s = max(0.0, min(BEAT_S, self._next_shown_s - self._clock()))
+            # A run that is over is not shown any more.
+            due_s = BEAT_S if self.state.is_over else self._next_shown_s - self._clock()
+            timeout_s = max(0.0, min(BEAT_S, due_s))
             if self.interrupts.take() or "stop" in self._screen.requests():
                 raise KeyboardInterrupt
             if is_done or self._clock() >= end_s:

@@ -107,6 +107,8 @@ class NotebookScreen(Screen):
 
         A page that shows the live view gets its last state, too.
         """
+        if self._state is None:
+            self._open(state)  # it ended before it was shown
         self._cell.add(state)
         html, text = self._publish(state, is_over=True)
         if self._told is not None:

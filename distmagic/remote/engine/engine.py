@@ -95,10 +95,11 @@ def main(argv: list[str]) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    simplify_logs()
     args = parse_args(argv)
     if forking.inherited.is_warm:
         _fork_ranks(int(args.nproc_per_node))
+    # Not in the ranks, whose logs are the user's own.
+    simplify_logs()
     if args.rdzv_backend == "c10d":
         meeting.count_by_own_clock()
         follow_rounds(is_elastic=":" in args.nnodes)
@@ -138,11 +139,20 @@ def main(argv: list[str]) -> None:
 
 
 def prepare() -> None:
-    """Build torchrun's parser in the template, instead of in each job."""
+    """Build torchrun's parser in the template, instead of in each job.
+
+    A job with variables of torchrun builds its own: they are the parser's defaults.
+    """
     from torch.distributed import run
 
-    parser = run.get_args_parser()
-    run.get_args_parser = lambda: parser
+    make = run.get_args_parser
+    parser = make()
+
+    def get_args_parser() -> Any:
+        has_own = any(name.startswith("PET_") for name in os.environ)
+        return make() if has_own else parser
+
+    run.get_args_parser = get_args_parser
 
 
 def simplify_logs() -> None:

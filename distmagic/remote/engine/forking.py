@@ -64,7 +64,7 @@ class _Inherited:
     variables: dict[str, str] = {}  # noqa: RUF012 - set once, by the template
     before: dict[str, str] = {}  # noqa: RUF012 - all that it had before
     modules: frozenset[str] = frozenset()  # names of all loaded modules
-    last_module = ""  # the one that was loaded last
+    last_module: object = ""  # the one that was loaded last
     packages: frozenset[str] = frozenset()  # the top-level ones among them
     # Requested by the texts of jobs or by a setting.
     asked_for: frozenset[str] = frozenset()
@@ -260,8 +260,9 @@ def _later_modules() -> Iterator[str]:
     `sys.modules` has them at its end. To look at all of it would copy memory of the template:
     Python counts references in the objects themselves.
     """
-    for name in reversed(sys.modules):
-        if name == inherited.last_module:
+    for name, module in reversed(sys.modules.items()):
+        # Not by its name: the rank may have loaded it again, after others.
+        if module is inherited.last_module:
             return
         if name not in inherited.modules:
             yield name
@@ -285,7 +286,7 @@ def remember(
         name: value for name, value in os.environ.items() if before.get(name) != value
     }
     inherited.modules = frozenset(sys.modules) - {"__main__"}
-    inherited.last_module = next(reversed(sys.modules))
+    inherited.last_module = next(reversed(sys.modules.values()))
     inherited.packages = frozenset(name.partition(".")[0] for name in inherited.modules)
     for finalizer in getattr(weakref.finalize, "_registry", ()):
         finalizer.atexit = False

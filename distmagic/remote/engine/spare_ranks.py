@@ -62,7 +62,8 @@ class SpareRanks:
         def popen(self_: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
             if not self._waiting or tuple(args) != command:
                 try:
-                    return start(self_, args, env)  # for example, with numactl in front
+                    # For example, with numactl in front.
+                    return start(self_, args, _of_new_process(env))
                 except BlockingIOError as error:
                     text = "this host can't start another process for a rank: it lacks memory, or this user may have no more"
                     raise OSError(error.errno, text) from None
@@ -135,13 +136,7 @@ def _be_rank(env: dict[str, str], fds: list[int], *, needs_exec: bool) -> None:
     out, err = fds
     forking.reset_process(env, out, err)
     if needs_exec:
-        # Variables set by imports of the template are not in a new process.
-        own = dict(env)
-        for name, value in forking.inherited.variables.items():
-            if own.get(name) == value:
-                del own[name]
-                if name in forking.inherited.before:
-                    own[name] = forking.inherited.before[name]
+        own = _of_new_process(env)
         os.execve(sys.executable, processes.command("worker"), own)  # noqa: S606
     process_title.show("worker", env[processes.MARK])
     sys.argv[:] = [sys.path[0], "worker"]
@@ -151,6 +146,19 @@ def _be_rank(env: dict[str, str], fds: list[int], *, needs_exec: bool) -> None:
     from distmagic.remote.rank import worker
 
     forking.exit_like_python(partial(worker.main, []))
+
+
+def _of_new_process(env: dict[str, str]) -> dict[str, str]:
+    """Return these variables as in a new process: without those that imports of the template
+    set.
+    """
+    own = dict(env)
+    for name, value in forking.inherited.variables.items():
+        if own.get(name) == value:
+            del own[name]
+            if name in forking.inherited.before:
+                own[name] = forking.inherited.before[name]
+    return own
 
 
 def _needs_exec(from_agent: dict[str, Any]) -> bool:

@@ -14,8 +14,8 @@ from distmagic.errors import Cancelled, Unreachable
 from distmagic.runner import connect, interrupts
 from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.interrupts import Interrupts
-from distmagic.runner.run_loop import RunLoop
-from distmagic.state.events import Planned, Sending, Warned
+from distmagic.runner.run_loop import BEAT_S, RunLoop
+from distmagic.state.events import Abandoned, Planned, Sending, Warned
 from distmagic.state.fold import begin
 from distmagic.state.model import RunState
 from tests.builders.runs import FakeScreen
@@ -173,3 +173,20 @@ def test_a_host_that_is_absent_is_no_node():
     assert [
         (node.node_rank, node.host, node.address) for node in shown.state.nodes
     ] == [(0, "gpu-b", "10.0.0.2")]
+
+
+def test_a_run_that_is_over_pauses_between_two_looks():
+    loop = opening(FakeScreen())
+    loop.note(Abandoned(why="lost", is_wish=False))
+    sweep: Future[None] = Future()
+    pauses_s = []
+
+    def batch(timeout_s: float) -> list[object]:
+        pauses_s.append(timeout_s)
+        if len(pauses_s) == 3:
+            sweep.set_result(None)
+        return []
+
+    loop.queue.batch = batch
+    loop.wait_for([sweep])
+    assert pauses_s == [0.0, BEAT_S, BEAT_S, 0.0]

@@ -90,6 +90,16 @@ def test_output_of_a_loop(cell):
     assert cell.boards[-1].final == {"html": html, "text": text}
 
 
+def test_a_run_that_fails_before_it_is_shown_has_a_row_like_the_others(cell):
+    cell.finish(cell.begin("f(0)"), "f(0)")
+    cell.finish(notebook.NotebookScreen(cell.board), "f(1)")
+    cell.finish(cell.begin("f(2)"), "f(2)")
+    (output,) = cell.outputs.values()
+    text = output["text/plain"]
+    assert [text.count(f"job-f({one})") for one in range(3)] == [1, 1, 1]
+    assert [one.is_closed for one in cell.boards] == [True, True, False]
+
+
 def test_there_is_one_live_view_at_a_time_in_one_place_of_the_page(cell):
     for number in range(3):
         cell.finish(cell.begin(f"f({number})"), f"f({number})")

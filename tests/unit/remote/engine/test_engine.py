@@ -86,3 +86,31 @@ def test_nodes_meet_anew_when_one_is_lost_in_the_middle_of_it(torch_forks, tmp_p
         "Meeting the other nodes again: wait timeout after 15000ms, keys: /a",
         "Meeting the other nodes again: once more",
     ]
+
+
+WARM = """
+import json, logging, os, sys
+from torch.distributed import run
+from distmagic.remote.engine import engine, forking
+
+def fork_ranks(count):
+    print(count, logging.getLogRecordFactory() is logging.LogRecord)
+    sys.exit()
+
+engine.prepare()
+engine._fork_ranks = fork_ranks
+forking.inherited.is_warm = True
+os.environ["DISTMAGIC_WORKER"] = json.dumps({"agent_pid": os.getppid()})
+print(run.parse_args(["program"]).tee)
+os.environ["PET_TEE"] = "3"
+print(run.parse_args(["program"]).tee)
+engine.main(["--nproc-per-node=2", "program"])
+"""
+
+
+@pytest.mark.slow
+def test_a_warm_torchrun_leaves_the_logs_of_ranks_alone_and_reads_its_variables(
+    torch_forks, tmp_path
+):
+    printed, _ = run(WARM, torch_forks, tmp_path)
+    assert printed.splitlines() == ["0", "3", "2 True"]

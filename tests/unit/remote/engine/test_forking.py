@@ -132,6 +132,22 @@ def test_what_modules_hold_is_written_at_its_end_and_still_has_what_it_uses(tmp_
     assert written == ["hello\n", "[3]", "abc"]
 
 
+def test_a_module_of_the_template_that_is_loaded_again_hides_no_other(tmp_path):
+    (tmp_path / "late_module.py").write_text("FILE = open('held', 'w')")
+    done = forked(f"""
+        os.chdir({str(tmp_path)!r})
+        sys.path.append("")
+        import late_module
+        late_module.FILE.write("abc")
+        last = list(sys.modules)[-2]
+        assert last in forking.inherited.modules
+        del sys.modules[last]
+        sys.modules[last] = type(sys)(last)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "held").read_text() == "abc"
+
+
 OF_THE_TEMPLATE = """
 import os, sys, weakref
 from distmagic.remote.engine import forking

@@ -225,6 +225,28 @@ def test_modules_of_the_user_ask_for_a_fresh_start(tmp_path, monkeypatch):
     assert needs_exec("torch/__init__.py")
 
 
+def test_a_rank_that_is_restarted_has_the_variables_of_a_new_process(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(forking.inherited, "before", {"COLOUR": "red"})
+    monkeypatch.setattr(
+        forking.inherited, "variables", {"COLOUR": "blue", "KMP_INIT_AT_FORK": "FALSE"}
+    )
+    with zipfile.ZipFile(tmp_path / "code", "w") as archive:
+        archive.writestr("sources.json", "{}")
+    from_agent = json.dumps({"paths": [], "code": str(tmp_path / "code")})
+    monkeypatch.setenv("DISTMAGIC_WORKER", from_agent)
+
+    class Handler:
+        def _popen(self, args, env):
+            return env
+
+    spare_ranks.SpareRanks(0).replace_popen(Handler)
+    env = {"COLOUR": "blue", "KMP_INIT_AT_FORK": "FALSE", "RANK": "1"}
+    started = Handler()._popen(processes.command("worker"), env)
+    assert started == {"COLOUR": "red", "RANK": "1"}
+
+
 def test_there_must_be_room_for_what_is_shown():
     with pytest.raises(ValueError):
         process_title.show("a role with a long name", "job")

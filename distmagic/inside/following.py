@@ -1,7 +1,7 @@
 """Runs on each node except node 0: connects to node 0, and starts the processes that node 0
 requests.
 
-arrivals.py lists the messages between the two.
+meeting.py lists the messages between the two.
 """
 
 from __future__ import annotations

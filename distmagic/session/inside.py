@@ -23,11 +23,10 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.inside.addresses import address_of_lead
-from distmagic.inside.arrivals import as_words
 from distmagic.inside.detect import detect
 from distmagic.inside.following import Following
 from distmagic.inside.job_node import Environ, JobNode
-from distmagic.inside.meeting import Meeting
+from distmagic.inside.meeting import Meeting, as_words
 from distmagic.inside.proof import SharedSecret, missing, proof_of
 from distmagic.outcome.run import Run
 from distmagic.payload.sizes import plural

@@ -11,7 +11,7 @@ import pytest
 
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import WorkerFailed
-from distmagic.inside.arrivals import as_words
+from distmagic.inside.meeting import as_words
 from distmagic.inside.following import Following
 from distmagic.inside.meeting import Meeting
 from distmagic.inside.proof import SharedSecret

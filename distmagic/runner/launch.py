@@ -76,12 +76,13 @@ class Followed:
 
 def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
-    followed: Collection[str] = (), companion: Companion | None = None,
+    followed: Collection[str] = (), companion: Companion | None = None, variable: str = "run",
 ) -> Followed:  # fmt: skip
     """Run a job to its end; for a job to be detached, until it runs.
 
     `work` is its working directory. `owner` is the owner of the job. `followed` are the jobs that
     this kernel follows now, whose processes are no orphans. A `companion` takes part in its loop.
+    `variable` is the name of the run's variable in messages.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started,
     `Cancelled`.
     """
@@ -95,7 +96,8 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         stays=companion is not None,
         ends_idle_s=None if companion is None else companion.ends_idle_s,
     )
-    state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
+    names = [host.name for host in fleet.hosts]
+    state = first_state(job, names, spec, terms, variable)
     # Hosts that join later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
@@ -146,10 +148,11 @@ def attach(
     job: Job,
     screen: Screen,
     companion: Companion | None = None,
+    variable: str = "run",
 ) -> Followed:
     """Follow a job from its first event to its end, as if this kernel had started it.
 
-    A `companion` as for `launch`.
+    `companion` and `variable` as for `launch`.
 
     `first_links` lead to the job's own hosts in the order of its nodes; those that are down are
     retried, as after a broken connection. An interrupt ends the job; for a detached job it only
@@ -162,7 +165,9 @@ def attach(
     opener, fleet = first_links.opener, first_links.fleet
     clock = clock_since(time.monotonic())
     with interrupts.noted() as noted:
-        loop = _new_loop(_state_of(job), clock, screen, opener, noted, companion)
+        loop = _new_loop(
+            _state_of(job, variable), clock, screen, opener, noted, companion
+        )
         with loop.opening():
             there = connect(loop, first_links, enough=1)
         links = dict(zip(first_links.present, there, strict=True))
@@ -204,21 +209,23 @@ def attach(
 
 
 def first_state(
-    job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms
+    job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms, variable: str
 ) -> RunState:
     """Return the first state of a run that starts now, on hosts with these names."""
     return replace(
         begin(job, names, terms),
         name=spec.name or "",
+        variable=variable,
         began_unix_s=time.time(),
         began_up_s=processes.up_s(),
     )
 
 
-def _state_of(job: Job) -> RunState:
+def _state_of(job: Job, variable: str) -> RunState:
     """Return the first state of a job that this kernel has not started, or has left."""
     return replace(
         begin(job.name, job.hosts, job.terms),
+        variable=variable,
         before_s=job.age_s,
         began_unix_s=time.time() - job.began_ago_s,
         began_up_s=processes.up_s() - job.began_ago_s,

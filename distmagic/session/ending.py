@@ -48,14 +48,12 @@ class RunEnding:
     history: RunHistory
     failed_runs: FailedRuns
 
-    def left_of(
-        self, followed: Followed, opener: LinkOpener, screen: Screen, variable: str
-    ) -> Left:
+    def left_of(self, followed: Followed, opener: LinkOpener, screen: Screen) -> Left:
         """Return the `Run` of a finished run; the `Detached` of a job that runs on.
 
         Raises the error of a failed run; its attribute `run` is the `Run`.
         """
-        state = replace(followed.state, variable=variable)
+        state = followed.state
         if not state.is_over:
             return self._leave(followed, opener.fleet, screen)
 

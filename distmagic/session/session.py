@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from distmagic.comparison.compare import RunHistory
 from distmagic.connection.connections import Connections, connect
@@ -25,7 +24,6 @@ from distmagic.request.hosts import LOCALHOST, Host, Hosts
 from distmagic.request.spec import JobSpec
 from distmagic.runner.launch import attach, launch
 from distmagic.runner.run_loop import Companion
-from distmagic.screens.changed import ChangedScreen
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns, Left
 from distmagic.session.ending import RunEnding
@@ -119,7 +117,6 @@ class Session:
         that carries the `Run`; for an interrupt at any time, `Cancelled`.
         """
         work = work_dir(spec, payload)
-        screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         if spec.track is not None:
             screen = TrackedScreen(screen, spec.track)
         job = job or new_job()
@@ -138,12 +135,13 @@ class Session:
                     work,
                     self._followed,
                     companion,
+                    variable,
                 )
         except BaseException:
             if not first_links.is_settled:  # no host has anything of it
                 self._begun.pop(job, None)
             raise
-        return self._ending.left_of(followed, first_links.opener, screen, variable)
+        return self._ending.left_of(followed, first_links.opener, screen)
 
     def attach(
         self, first_links: FirstLinks, job: Job, screen: Screen, variable: str = "run",
@@ -156,10 +154,9 @@ class Session:
         a broken connection. `variable` and `companion` as for `launch`, and so are the errors of
         the run.
         """
-        screen = ChangedScreen(screen, lambda state: replace(state, variable=variable))
         with self._following(job.name):
-            followed = attach(first_links, job, screen, companion)
-        return self._ending.left_of(followed, first_links.opener, screen, variable)
+            followed = attach(first_links, job, screen, companion, variable)
+        return self._ending.left_of(followed, first_links.opener, screen)
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:

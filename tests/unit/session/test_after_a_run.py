@@ -117,7 +117,7 @@ def finished(
     opener = opener_of(host.connect, NotebookAsker(can_ask=True))
     opener.asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._ending.left_of(followed, opener, FakeScreen(), "run")
+    run = Session()._ending.left_of(followed, opener, FakeScreen())
     assert isinstance(run, Run)
     return run
 

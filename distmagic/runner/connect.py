@@ -38,8 +38,8 @@ _PAUSE_S = 1.0  # pause before a host is asked again whether its devices are fre
 
 def connect(
     loop: RunLoop, first_links: FirstLinks, enough: int | None, *, needs_remote: bool = False
-) -> tuple[Link, ...]:  # fmt: skip
-    """Return a link to each host, and show the progress of connecting.
+) -> dict[int, Link]:  # fmt: skip
+    """Return a link to each host by its index, and show the progress of connecting.
 
     Arguments and errors are those of `settle`.
     """

@@ -104,7 +104,8 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         loop = _new_loop(state, clock, screen, opener, noted, companion)
         with loop.opening():
             enough = enough_hosts(spec, len(fleet.hosts))
-            links = connect(loop, first_links, enough, needs_remote=True)
+            connected = connect(loop, first_links, enough, needs_remote=True)
+            links = tuple(connected.values())
             with given_back(opener.connections, links):
                 names = [link.host.name for link in links]
                 running = [link.facts.running for link in links]
@@ -169,8 +170,7 @@ def attach(
             _state_of(job, variable), clock, screen, opener, noted, companion
         )
         with loop.opening():
-            there = connect(loop, first_links, enough=1)
-        links = dict(zip(first_links.present, there, strict=True))
+            links = connect(loop, first_links, enough=1)
         addresses = [""] * len(fleet.hosts)
         for node, link in links.items():
             addresses[node] = link.facts.address
@@ -194,7 +194,7 @@ def attach(
             except ConnectionLost:
                 links.pop(node).close()  # it is retried
 
-        in_parallel(follow, list(links))
+        in_parallel(follow, tuple(links))
 
         # One host may be several nodes.
         host_indices = [fleet.hosts.index(host) for host in fleet.hosts]

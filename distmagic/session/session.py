@@ -26,7 +26,7 @@ from distmagic.runner.launch import attach, launch
 from distmagic.runner.run_loop import Companion
 from distmagic.session.allocations import Allocations
 from distmagic.session.background import BackgroundRuns, Left
-from distmagic.session.ending import RunEnding
+from distmagic.session.ending import left_of
 from distmagic.session.housekeeping import Housekeeping
 from distmagic.session.inside import Inside
 from distmagic.tracking.screen import TrackedScreen
@@ -51,14 +51,6 @@ class Session:
         self.kernel = self._warm_hosts.kernel
         self.housekeeping = Housekeeping(self.kernel)
         self.inside = Inside(self.kernel, self._connections.own_link)
-        self._ending = RunEnding(
-            reach=self.reach,
-            attach=self.attach,
-            housekeeping=self.housekeeping,
-            allocations=self.allocations,
-            history=self.history,
-            failed_runs=self.failed_runs,
-        )
         self._followed: set[str] = set()  # jobs that this kernel follows now
         self._begun: dict[str, Fleet] = {}  # jobs by name, in order of their start
 
@@ -141,7 +133,7 @@ class Session:
             if not first_links.is_settled:  # no host has anything of it
                 self._begun.pop(job, None)
             raise
-        return self._ending.left_of(followed, first_links.opener, screen)
+        return left_of(self, followed, first_links.opener, screen)
 
     def attach(
         self, first_links: FirstLinks, job: Job, screen: Screen, variable: str = "run",
@@ -156,7 +148,7 @@ class Session:
         """
         with self._following(job.name):
             followed = attach(first_links, job, screen, companion, variable)
-        return self._ending.left_of(followed, first_links.opener, screen)
+        return left_of(self, followed, first_links.opener, screen)
 
     @contextmanager
     def _following(self, job: str) -> Iterator[None]:

@@ -33,6 +33,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.run_loop import RunLoop
+from distmagic.session.ending import left_of
 from distmagic.session.session import Session
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
@@ -117,7 +118,7 @@ def finished(
     opener = opener_of(host.connect, NotebookAsker(can_ask=True))
     opener.asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._ending.left_of(followed, opener, FakeScreen())
+    run = left_of(Session(), followed, opener, FakeScreen())
     assert isinstance(run, Run)
     return run
 

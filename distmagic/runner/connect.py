@@ -98,7 +98,6 @@ def claim_devices(
     if not spec.devices:
         return links
     current = list(links)
-    shown = [""] * len(links)
     # The warm processes for this run must survive the wait.
     lease_keeper = LeaseKeeper(plan.terms.lease_s)
     try:
@@ -115,9 +114,7 @@ def claim_devices(
                 what = devices.waits_for(claims) if claims else ""
                 if claims and spec.detach:
                     what += "; keep this notebook open until the run starts: then it is detached"
-                if what != shown[node_rank]:
-                    loop.note(Waiting(waits_for=what), node_rank=node_rank)
-                    shown[node_rank] = what
+                loop.note(Waiting(waits_for=what), node_rank=node_rank)
             if not any(others):
                 return tuple(current)
             lease_keeper.keep_over(tuple(current))

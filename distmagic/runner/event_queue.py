@@ -65,12 +65,7 @@ class EventQueue:
         """Wait for events at most `timeout_s`, and return them; [] for none."""
         found = []
         try:
-            first = (
-                self._events.get(timeout=timeout_s)
-                if timeout_s > 0
-                else self._events.get_nowait()
-            )
-            found.append(first)
+            found.append(self._events.get(timeout=timeout_s))
             time.sleep(_GATHER_S * len(self._unread_bytes))
             while len(found) < 100_000:
                 found.append(self._events.get_nowait())

@@ -43,7 +43,7 @@ from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import other_python, prepare
 from distmagic.runner.run_loop import Companion, RunLoop, clock_since
-from distmagic.runner.start import Start
+from distmagic.runner.start import start_all
 from distmagic.state.decide import Limits
 from distmagic.state.events import (
     Planned,
@@ -116,14 +116,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
             payload = _announced(loop, spec, payload, links)
-            start = Start(
-                loop=loop,
-                connections=opener.connections,
-                plan=plan,
-                payload=payload,
-                links=links,
-            )
-            lead = start.run()
+            lead = start_all(loop, opener.connections, plan, payload, links)
         growth, joiner = None, None
         if plan.terms.is_elastic:
             growth = Growth(host_names=fleet.names, awaited=tuple(first_links.absent))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distmagic import errors, sanitize
@@ -55,6 +55,7 @@ def digest_of(*texts: str) -> str:
     return digest.hexdigest()
 
 
+@dataclass
 class Inside:
     """The job whose nodes all run the code of this process, if there is one.
 
@@ -63,9 +64,9 @@ class Inside:
     `kernel` and `own_link` are described at `Part`. `current` is that part, None outside a job.
     """
 
-    def __init__(self, kernel: str, own_link: Callable[[Access], Link]) -> None:
-        self._kernel, self._own_link = kernel, own_link
-        self.current: Part | None = None
+    _kernel: str
+    _own_link: Callable[[Access], Link]
+    current: Part | None = None
 
     def part(self, environ: Environ) -> Part | None:
         """Return this process's part in such a job; None if it is in none. Raises `UsageError`."""

@@ -175,10 +175,10 @@ def attach(
             # Hosts that were absent when the job started, and that are no node of it yet.
             awaited = [
                 host_index
-                for host_index in range(len(fleet.hosts), len(fleet.known))
-                if fleet.names[host_index] in job.terms.awaited
+                for host_index, name in enumerate(fleet.names)
+                if host_index >= len(fleet.hosts) and name in job.terms.awaited
             ]
-            growth = Growth(host_names=fleet.names, awaited=tuple(awaited))
+            growth = Growth(host_names=fleet.names, awaited=awaited)
             joiner = NodeJoiner(job.name, partial(opener.link, 0))
 
         def follow(node: int) -> None:

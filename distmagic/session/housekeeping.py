@@ -188,29 +188,24 @@ class Housekeeping:
         them. The text is limited to what a page shows at once, and names what is left out.
         `first_links` as for `stop`.
         """
-
-        def has_run(link: Link, node_rank: int) -> bool:
-            return job_requests.has_logs(link, job.name, node_rank, rank)
-
         with first_links.opened() as opened:
-            links = opened.values()
-            have_it = in_parallel(has_run, links, job.known)
+            links = dict(zip(job.known, opened.values(), strict=True))
+
+            def has_run(node: int) -> bool:
+                return job_requests.has_logs(links[node], job.name, node, rank)
+
+            have_it = in_parallel(has_run, links)
             nodes = [
-                (link, node_rank)
-                for link, node_rank, has_it in zip(
-                    links, job.known, have_it, strict=True
-                )
-                if has_it
+                node for node, has_it in zip(links, have_it, strict=True) if has_it
             ]
             if not nodes:
                 return None
             # A host has two streams.
             most = max(_LEAST_LOG_BYTES, _SHOWN_LOG_BYTES // (2 * len(nodes)))
 
-            def of_node(node: tuple[Link, int]) -> str:
-                link, node_rank = node
+            def of_node(node: int) -> str:
                 return job_requests.newest_logs(
-                    link, job.name, node_rank, rank, most, by_time=by_time
+                    links[node], job.name, node, rank, most, by_time=by_time
                 )
 
             return "".join(in_parallel(of_node, nodes))

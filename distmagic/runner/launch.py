@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import other_python, prepare
-from distmagic.runner.run_loop import Companion, RunLoop, clock_since
+from distmagic.runner.run_loop import Companion, RunLoop, new_clock
 from distmagic.runner.start import start_all
 from distmagic.state.decide import Limits
 from distmagic.state.events import (
@@ -88,7 +88,6 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     """
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s
-    clock = clock_since(time.monotonic())
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
     terms = replace(
         terms,
@@ -101,7 +100,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     # Hosts that join later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
-        loop = _new_loop(state, clock, screen, opener, noted, companion)
+        loop = _new_loop(state, screen, opener, noted, companion)
         with loop.opening():
             enough = enough_hosts(spec, len(fleet.hosts))
             connected = connect(loop, first_links, enough, needs_remote=True)
@@ -157,11 +156,8 @@ def attach(
         if number != protocol.PROTOCOL:
             raise UsageError(f"{protocol.another_version(job.name, number)}.")
     opener, fleet = first_links.opener, first_links.fleet
-    clock = clock_since(time.monotonic())
     with interrupts.noted() as noted:
-        loop = _new_loop(
-            _state_of(job, variable), clock, screen, opener, noted, companion
-        )
+        loop = _new_loop(_state_of(job, variable), screen, opener, noted, companion)
         with loop.opening():
             links = connect(loop, first_links, enough=1)
         addresses = [""] * len(fleet.hosts)
@@ -229,12 +225,12 @@ def _state_of(job: Job, variable: str) -> RunState:
 
 def _new_loop(
     state: RunState,
-    clock: Callable[[], float],
     screen: Screen,
     opener: LinkOpener,
     noted: interrupts.Interrupts,
     companion: Companion | None,
 ) -> RunLoop:
+    clock = new_clock()
     queue = EventQueue(clock)
     return RunLoop(
         state, queue, screen, opener.asker.serve, noted, clock, _new_id, companion

@@ -34,7 +34,7 @@ REASONS = {
     ): "it decides which of two hosts has the wrong clock",
     ("systems/osmo/workflow.py", "time.time"): _SHOWN,
     ("screens/notebook.py", "time.time"): _SHOWN,
-    ("session/ending.py", "time.time"): _SHOWN,
+    ("session/session.py", "time.time"): _SHOWN,
     ("staying/cell_runner.py", "time.time"): _SHOWN,
     ("staying/ranks.py", "time.time"): _SHOWN,
     ("names.py", "time.strftime"): _NAME,

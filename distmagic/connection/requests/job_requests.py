@@ -152,10 +152,10 @@ def newest_logs(
         events, _ = read(link, job, node_rank, journal.CHATTER_FILE, _EVENTS_BYTES)
         text = by_time_of(streams, skipped, events, rank)
         return "".join(notes.values()) + text.decode(errors="replace")
-    text = ""
-    for stream, data in streams.items():
-        text += notes[stream] + data.decode(errors="replace")
-    return text
+    parts = [
+        notes[one] + data.decode(errors="replace") for one, data in streams.items()
+    ]
+    return "".join(parts)
 
 
 def is_small(size_bytes: int | None) -> bool:

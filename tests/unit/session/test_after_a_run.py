@@ -33,8 +33,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.run_loop import RunLoop
-from distmagic.session.ending import left_of
-from distmagic.session.session import Session
+from distmagic.session.session import Session, left_of
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState

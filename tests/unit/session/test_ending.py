@@ -10,7 +10,7 @@ from distmagic.errors import Unreachable
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
-from distmagic.session import ending
+from distmagic.session import session as session_module
 from distmagic.session.allocations import Allocations
 from tests.builders.events import begin
 from tests.builders.hosts import FakeHost, reach
@@ -23,7 +23,7 @@ def diagnosed(reach: Any, allocations: Any = None) -> str:
     session: Any = SimpleNamespace(
         reach=reach, allocations=allocations or Allocations(nothing)
     )
-    return ending.diagnosed(session, begin("j", ("gpu-a", "gpu-b")), FLEET)
+    return session_module.diagnosed(session, begin("j", ("gpu-a", "gpu-b")), FLEET)
 
 
 def of(name: str, **odd: Any) -> FakeHost:

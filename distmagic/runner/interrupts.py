@@ -44,8 +44,8 @@ class Interrupts:
         return True
 
     def ask(self, serve: Callable[[float], None]) -> None:
-        """Call `serve` to answer a question that waits, with the time to wait for one; an interrupt
-        cancels the question, and is counted.
+        """Call `serve` to answer a question, without waiting for one; an interrupt cancels the
+        question, and is counted.
         """
         self.is_asking = True
         try:

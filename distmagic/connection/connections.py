@@ -78,14 +78,7 @@ class Connections:
         transport's keep-alives end a dead connection within seconds, and then it can start no
         process.
         """
-        return self._link(_key(host, access), host, access, asker)
-
-    def own_link(self, access: Access) -> Link:
-        """Open one more link to this machine."""
-        with closing(asker_of()) as asker:
-            return self.link(LOCALHOST, access, asker)
-
-    def _link(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
+        key = _key(host, access)
         with self._lock:
             self._opening.append(key)
         try:
@@ -97,6 +90,11 @@ class Connections:
                 self._opening.remove(key)
         self._end_older(key)
         return link
+
+    def own_link(self, access: Access) -> Link:
+        """Open one more link to this machine."""
+        with closing(asker_of()) as asker:
+            return self.link(LOCALHOST, access, asker)
 
     def _opened(self, key: _Key, host: Host, access: Access, asker: Asker) -> Link:
         python, bundle = access.interpreter(host), build()
@@ -164,18 +162,16 @@ class Connections:
         """Return the idle link of a host if one still works, else a new link."""
         key = _key(host, access)
         link = self._idle.take((key, access.interpreter(host)))
-        if link is not None:
-            try:
-                link.host = host  # its number of slots may have changed
-                link.facts = link.query(protocol.GetFacts(), protocol.Facts)
-            except (ConnectionLost, HostError, ProtocolError):
-                link.close()
-                # The user may have changed the configuration meanwhile.
-                return self.link(host, access, asker)
-            else:
-                self._end_older(key)
-                return link
-        return self._link(key, host, access, asker)
+        if link is None:
+            return self.link(host, access, asker)
+        try:
+            link.host = host  # its number of slots may have changed
+            link.facts = link.query(protocol.GetFacts(), protocol.Facts)
+        except (ConnectionLost, HostError, ProtocolError):
+            link.close()
+            return self.link(host, access, asker)
+        self._end_older(key)
+        return link
 
     def give_back(self, link: Link) -> None:
         """Keep an unused link idle if its host has warm processes; else close it at once."""

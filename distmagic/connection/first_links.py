@@ -56,7 +56,7 @@ class FirstLinks:
         *,
         needs_remote: bool = False,
         until_done: Callable[[list[Future[Link]]], None] | None = None,
-    ) -> tuple[Link, ...]:
+    ) -> dict[int, Link]:
         """Wait for all hosts and `settle`.
 
         Meanwhile this thread asks questions (passphrases, one-time passwords). `until_done` waits
@@ -103,8 +103,8 @@ class FirstLinks:
 
     def settle(
         self, enough: int | None = None, *, needs_remote: bool = False
-    ) -> tuple[Link, ...]:
-        """Wait for all `futures`, and return one open link a host, in order.
+    ) -> dict[int, Link]:
+        """Wait for all `futures`, and return one open link a host, by host index and in order.
 
         If at least `enough` hosts answered, unreachable ones are left out: see `present` and
         `absent`. With `needs_remote`, one of them must be remote, because other hosts can't connect
@@ -135,7 +135,7 @@ class FirstLinks:
             first_line, _, _ = str(error).partition("\n")
             self.absent[host_index] = first_line
         self.is_settled = True
-        return tuple(self.futures[host_index].result() for host_index in self.present)
+        return {index: self.futures[index].result() for index in self.present}
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -180,10 +180,10 @@ class FirstLinks:
 
         After the block they are idle; after an error they are closed.
         """
-        there = self.wait(enough, needs_remote=needs_remote)
+        links = self.wait(enough, needs_remote=needs_remote)
         try:
-            yield dict(zip(self.present, there, strict=True))
+            yield links
         except BaseException:  # an answer may still be on its way
-            in_parallel(Link.close, there)
+            in_parallel(Link.close, links.values())
             raise
-        in_parallel(self.opener.connections.keep_idle, there)
+        in_parallel(self.opener.connections.keep_idle, links.values())

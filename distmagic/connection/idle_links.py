@@ -30,7 +30,7 @@ class IdleLinks:
     def __init__(self) -> None:
         self._links: dict[Hashable, Link] = {}
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
 
@@ -53,26 +53,22 @@ class IdleLinks:
                     # Registered only now, so that it runs before paramiko's own exit handler, which
                     # closes all connections.
                     atexit.register(self.close)
-                    self._wake.clear()
-                    self._thread = threads.begin("warm", self._keep_renewing)
+                    self._thread = threads.begin(
+                        "warm", self._keep_renewing, self._is_over
+                    )
         if not is_kept:
             link.finish()
 
-    def _keep_renewing(self) -> None:
+    def _keep_renewing(self, is_over: threading.Event) -> None:
         while True:
-            with self._lock:
-                wake = self._wake
-                leases_s = [
-                    link.kept.lease_s for link in self._links.values() if link.kept
-                ]
-            pause_s = min(leases_s, default=4.0) / 4
-            if wake.wait(pause_s):
-                return
             with self._lock:
                 links = list(self._links.items())
                 if not links:
                     self._thread = None
                     return
+            leases_s = [link.kept.lease_s for _, link in links if link.kept]
+            if is_over.wait(min(leases_s) / 4):
+                return
             for key, link in links:
                 self._renew(key, link)
 
@@ -103,8 +99,8 @@ class IdleLinks:
             links = list(self._links.values())
             self._links = {}
             self._thread = None
-            self._wake.set()
-            self._wake = threading.Event()
+            self._is_over.set()
+            self._is_over = threading.Event()
         told = set()
         # Without threads, because this also runs while Python exits, when no thread can start. So
         # it first tells all hosts to end, and then waits for each of them.

@@ -8,7 +8,7 @@ host raises `ProtocolError`, and end of file raises `ConnectionLost`; both name 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -34,8 +34,6 @@ WALK_S = 600.0
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
-# Number of unknown messages, of a newer protocol, that may come before the expected answer.
-_STRANGE = 1000
 
 M = TypeVar("M")
 
@@ -133,17 +131,9 @@ class Link:
         """
         return self._numbered_answer(kind, *more)[1]
 
-    def messages(
-        self, timeout_s: float
-    ) -> Generator[protocol.Message | None, None, None]:
-        """Yield messages from the host, ignoring their numbers.
-
-        Raises `Unreachable` after `timeout_s`.
-        """
-        with self.bounded(timeout_s):
-            while True:
-                _, message = self._next()
-                yield message
+    def message(self) -> protocol.Message | None:
+        """Return the next message, whatever its number; None for one of a newer protocol."""
+        return self._next()[1]
 
     def _next(self) -> tuple[int, protocol.Message | None]:
         line = self.line()
@@ -155,10 +145,6 @@ class Link:
 
     def _numbered_answer(self, kind: type[M], *more: type[object]) -> tuple[int, M]:
         n, message = self._next()
-        for _ in range(_STRANGE):
-            if message is not None:
-                break
-            n, message = self._next()  # the previous one was of a newer protocol
         if isinstance(message, protocol.Refused):
             raise self._refusal(message)
         if isinstance(message, protocol.AgentGone):

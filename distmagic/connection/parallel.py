@@ -6,7 +6,7 @@ thread mostly waits for its host. This process's own computing is done for one h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ def threads_for(acts: int, name: str) -> ThreadPoolExecutor:
 
 
 def begin_all(
-    name: str, act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
+    name: str, act: Callable[..., B], things: Collection[A], *more: Collection[Any]
 ) -> list[Future[B]]:
     """Start `act` on all things at the same time; return its futures.
 
@@ -41,7 +41,7 @@ def begin_all(
 
 
 def in_parallel(
-    act: Callable[..., B], things: Sequence[A], *more: Sequence[Any]
+    act: Callable[..., B], things: Collection[A], *more: Collection[Any]
 ) -> list[B]:
     """Return the results of `act` for all things, computed at the same time.
 

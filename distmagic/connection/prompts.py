@@ -32,6 +32,16 @@ class _Question:
     secret: bool
     answer: Future[str] = field(default_factory=Future)
 
+    def leave(self) -> None:
+        """End the wait of the thread that asks, without an answer."""
+        host, _, words = self.prompt.partition(": ")
+        error = AuthenticationError(
+            host,
+            f"asked {words.strip()!r}, and got no answer.",
+            "Run the cell again and answer.",
+        )
+        self.answer.set_exception(error)
+
 
 class NotebookAsker:
     """Asks in the notebook; without `can_ask`, every question raises the errors of `NoAsker` at
@@ -64,7 +74,7 @@ class NotebookAsker:
         else:
             with self._lock:
                 if self._closed:
-                    question.answer.set_exception(_unanswered(question))
+                    question.leave()
                 else:
                     self._questions.put(question)
         return question.answer.result()
@@ -129,7 +139,7 @@ class NotebookAsker:
             except queue.Empty:
                 return
             if question is not None:
-                question.answer.set_exception(_unanswered(question))
+                question.leave()
 
 
 def asker_of(shell: InteractiveShell | None = None) -> NotebookAsker:
@@ -152,17 +162,8 @@ def _answer(question: _Question) -> None:
             else input(question.prompt)
         )
     except BaseException as error:  # an interrupt must also wake the waiting thread
-        question.answer.set_exception(_unanswered(question))
+        question.leave()
         if isinstance(error, EOFError):
             return
         raise
     question.answer.set_result(answer)
-
-
-def _unanswered(question: _Question) -> AuthenticationError:
-    host, _, words = question.prompt.partition(": ")
-    return AuthenticationError(
-        host,
-        f"asked {words.strip()!r}, and got no answer.",
-        "Run the cell again and answer.",
-    )

@@ -62,19 +62,17 @@ class WarmHosts:
             for host in asked
             if host.name not in told and (not host.allocation or host in held)
         ]
-
+        silent: list[str] = []
         with closing(NotebookAsker(can_ask=False)) as asker:
 
-            def is_ended(host: Host) -> bool:
+            def end(host: Host) -> None:
                 access = replace(asked[host], connect_timeout_s=_SOON_S)
                 try:
                     link = self._connections.link(host, access, asker)
                     link.query(EndTemplates(owner=self.kernel), Templates)
                     link.finish()
                 except DistmagicError:
-                    return False
-                return True
+                    silent.append(host.name)
 
-            are_ended = in_parallel(is_ended, rest)
-        ended = zip(rest, are_ended, strict=True)
-        return tuple(sorted(host.name for host, has_ended in ended if not has_ended))
+            in_parallel(end, rest)
+        return tuple(sorted(silent))

@@ -8,7 +8,7 @@ What happens on each node:
     DISTMAGIC_SECRET  --proof-->              one certificate and key, the same on all nodes of the
                                               job; without the variable, derived from a file in a
                                               shared home
-    node 0            --arrivals, meeting-->  listens; waits for the others; a Transport to each
+    node 0            --meeting-->            listens; waits for the others; a Transport to each
     the other nodes   --following-->          connect to node 0; start what it asks for; wait for
                                               the outcome
 
@@ -35,7 +35,7 @@ process starts before the peer has authenticated. Read in this order:
     addresses.py    the address of node 0
     shared_home.py  a secret in a file in the home directory
     proof.py        makes the certificate from the secret or from the shared home
-    arrivals.py     accepts connections to node 0; its first comment lists all messages
-    meeting.py      node 0: waits for nodes, starts processes, sends the outcome
+    meeting.py      node 0: accepts connections, waits for nodes, starts processes, sends the
+                    outcome; its first comment lists all messages
     following.py    every other node
 """

@@ -1,7 +1,7 @@
 """Runs on each node except node 0: connects to node 0, and starts the processes that node 0
 requests.
 
-arrivals.py lists the messages between the two.
+meeting.py lists the messages between the two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from distmagic.errors import Unreachable
@@ -33,18 +34,20 @@ _WRONG_S = 10.0  # time with answers for another secret only
 _NOT_FOR_RANKS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", SECRET)
 
 
+@dataclass(eq=False)
 class Following:
     """One node that follows node 0, from the first cell to the end of this process."""
 
-    def __init__(self, place: JobNode, proof: SharedSecret, address: str) -> None:
-        self._place, self._proof, self._address = place, proof, address
-        self._changed = threading.Condition()
-        self._up: Channel | None = None
-        self._down: Channel | None = None
-        self._outcome: ChannelMessage | None = None
-        self._why_over = ""  # how node 0 was lost
-        self._cell = 0
-        self._peer = ""
+    _place: JobNode
+    _proof: SharedSecret
+    _address: str
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _up: Channel | None = None
+    _down: Channel | None = None
+    _outcome: ChannelMessage | None = None
+    _why_over: str = ""  # how node 0 was lost
+    _cell: int = 0
+    _peer: str = ""
 
     # ---- one cell
 

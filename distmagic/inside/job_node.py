@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
@@ -59,12 +60,12 @@ class JobNode:
         return tuple(dict.fromkeys(found))
 
 
+@dataclass(frozen=True)
 class Variables:
     """The variables of one system. A missing or wrong one raises `UsageError` that names it."""
 
-    def __init__(self, system: str, environ: Environ) -> None:
-        self.system = system
-        self._environ = environ
+    system: str
+    _environ: Environ
 
     def has_any(self, *names: str) -> bool:
         """Whether one of them is set, even to ""."""

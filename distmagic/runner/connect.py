@@ -6,7 +6,6 @@ If the run does not start, it releases both.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -38,8 +37,8 @@ _PAUSE_S = 1.0  # pause before a host is asked again whether its devices are fre
 
 def connect(
     loop: RunLoop, first_links: FirstLinks, enough: int | None, *, needs_remote: bool = False
-) -> tuple[Link, ...]:  # fmt: skip
-    """Return a link to each host, and show the progress of connecting.
+) -> dict[int, Link]:  # fmt: skip
+    """Return a link to each host by its index, and show the progress of connecting.
 
     Arguments and errors are those of `settle`.
     """
@@ -98,7 +97,6 @@ def claim_devices(
     if not spec.devices:
         return links
     current = list(links)
-    shown = [""] * len(links)
     # The warm processes for this run must survive the wait.
     lease_keeper = LeaseKeeper(plan.terms.lease_s)
     try:
@@ -115,20 +113,13 @@ def claim_devices(
                 what = devices.waits_for(claims) if claims else ""
                 if claims and spec.detach:
                     what += "; keep this notebook open until the run starts: then it is detached"
-                if what != shown[node_rank]:
-                    loop.note(Waiting(waits_for=what), node_rank=node_rank)
-                    shown[node_rank] = what
+                loop.note(Waiting(waits_for=what), node_rank=node_rank)
             if not any(others):
                 return tuple(current)
-            lease_keeper.keep_over(tuple(current))
             # Wait for a random time, so that one of two runs that blocked each other goes first.
-            end = threading.Event()
             # By a generator of its own: the notebook's may have a seed.
             pause_s = _PAUSE_S * random.Random().uniform(1, 2)  # noqa: S311  # no secret
-            try:
-                loop.wait_for(begin_all("devices", end.wait, [pause_s]))
-            finally:
-                end.set()
+            loop.wait_for([Future()], pause_s)
     except BaseException:
         in_parallel(Link.close, current)
         raise

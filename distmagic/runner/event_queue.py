@@ -67,12 +67,7 @@ class EventQueue:
         """Wait for events at most `timeout_s`, and return them; [] for none."""
         found = []
         try:
-            first = (
-                self._events.get(timeout=timeout_s)
-                if timeout_s > 0
-                else self._events.get_nowait()
-            )
-            found.append(first)
+            found.append(self._events.get(timeout=timeout_s))
             nodes = len(self._unread_bytes)
             if nodes >= _MANY:
                 time.sleep(_GATHER_S * nodes)

@@ -223,7 +223,7 @@ class Executor:
                 send_quietly(link, TOO_LATE)
             link.close()
 
-        in_parallel(hang_up, list(open_links))
+        in_parallel(hang_up, open_links)
 
     _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
         Listen: _listen,

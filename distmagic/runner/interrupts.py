@@ -43,13 +43,13 @@ class Interrupts:
         self.count -= 1
         return True
 
-    def ask(self, serve: Callable[[float], None], timeout_s: float = 0.0) -> None:
-        """Call `serve` to answer a question that comes in time; an interrupt cancels the question,
-        and is counted.
+    def ask(self, serve: Callable[[float], None]) -> None:
+        """Call `serve` to answer a question, without waiting for one; an interrupt cancels the
+        question, and is counted.
         """
         self.is_asking = True
         try:
-            serve(timeout_s)
+            serve(0.0)
         except KeyboardInterrupt:
             return
         finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -42,8 +42,8 @@ from distmagic.runner.node_joiner import NodeJoiner
 from distmagic.runner.node_row import Growth
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.prepare import other_python, prepare
-from distmagic.runner.run_loop import Companion, RunLoop, clock_since
-from distmagic.runner.start import Start
+from distmagic.runner.run_loop import Companion, RunLoop, new_clock
+from distmagic.runner.start import start_all
 from distmagic.state.decide import Limits
 from distmagic.state.events import (
     Planned,
@@ -76,18 +76,18 @@ class Followed:
 
 def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
     first_links: FirstLinks, spec: JobSpec, payload: Payload, screen: Screen, job: str, owner: str, work: WorkDir,
-    followed: Collection[str] = (), companion: Companion | None = None,
+    followed: Collection[str] = (), companion: Companion | None = None, variable: str = "run",
 ) -> Followed:  # fmt: skip
     """Run a job to its end; for a job to be detached, until it runs.
 
     `work` is its working directory. `owner` is the owner of the job. `followed` are the jobs that
     this kernel follows now, whose processes are no orphans. A `companion` takes part in its loop.
+    `variable` is the name of the run's variable in messages.
     Raises a `HostError` before anything is started; for an interrupt before all nodes have started,
     `Cancelled`.
     """
     opener, fleet = first_links.opener, first_links.fleet
     lease_s = fleet.access.lease_s
-    clock = clock_since(time.monotonic())
     terms = terms_of(spec, lease_s=lease_s, owner=owner, call=payload.title)
     terms = replace(
         terms,
@@ -95,14 +95,16 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
         stays=companion is not None,
         ends_idle_s=None if companion is None else companion.ends_idle_s,
     )
-    state = first_state(job, [host.name for host in fleet.hosts], spec, terms)
+    names = [host.name for host in fleet.hosts]
+    state = first_state(job, names, spec, terms, variable)
     # Hosts that join later still need the blobs.
     with interrupts.noted() as noted, ExitStack() as in_use:
         in_use.enter_context(blobs.in_use(payload.blobs))
-        loop = _new_loop(state, clock, screen, opener, noted, companion)
+        loop = _new_loop(state, screen, opener, noted, companion)
         with loop.opening():
             enough = enough_hosts(spec, len(fleet.hosts))
-            links = connect(loop, first_links, enough, needs_remote=True)
+            connected = connect(loop, first_links, enough, needs_remote=True)
+            links = tuple(connected.values())
             with given_back(opener.connections, links):
                 names = [link.host.name for link in links]
                 running = [link.facts.running for link in links]
@@ -113,14 +115,7 @@ def launch(  # noqa: PLR0913, PLR0917  # all that a run is made of
                 present = first_links.present
                 links = claim_devices(loop, opener, present, links, spec, plan)
             payload = _announced(loop, spec, payload, links)
-            start = Start(
-                loop=loop,
-                connections=opener.connections,
-                plan=plan,
-                payload=payload,
-                links=links,
-            )
-            lead = start.run()
+            lead = start_all(loop, opener.connections, plan, payload, links)
         growth, joiner = None, None
         if plan.terms.is_elastic:
             growth = Growth(host_names=fleet.names, awaited=tuple(first_links.absent))
@@ -146,10 +141,11 @@ def attach(
     job: Job,
     screen: Screen,
     companion: Companion | None = None,
+    variable: str = "run",
 ) -> Followed:
     """Follow a job from its first event to its end, as if this kernel had started it.
 
-    A `companion` as for `launch`.
+    `companion` and `variable` as for `launch`.
 
     `first_links` lead to the job's own hosts in the order of its nodes; those that are down are
     retried, as after a broken connection. An interrupt ends the job; for a detached job it only
@@ -160,12 +156,10 @@ def attach(
         if number != protocol.PROTOCOL:
             raise UsageError(f"{protocol.another_version(job.name, number)}.")
     opener, fleet = first_links.opener, first_links.fleet
-    clock = clock_since(time.monotonic())
     with interrupts.noted() as noted:
-        loop = _new_loop(_state_of(job), clock, screen, opener, noted, companion)
+        loop = _new_loop(_state_of(job, variable), screen, opener, noted, companion)
         with loop.opening():
-            there = connect(loop, first_links, enough=1)
-        links = dict(zip(first_links.present, there, strict=True))
+            links = connect(loop, first_links, enough=1)
         addresses = [""] * len(fleet.hosts)
         for node, link in links.items():
             addresses[node] = link.facts.address
@@ -177,10 +171,10 @@ def attach(
             # Hosts that were absent when the job started, and that are no node of it yet.
             awaited = [
                 host_index
-                for host_index in range(len(fleet.hosts), len(fleet.known))
-                if fleet.names[host_index] in job.terms.awaited
+                for host_index, name in enumerate(fleet.names)
+                if host_index >= len(fleet.hosts) and name in job.terms.awaited
             ]
-            growth = Growth(host_names=fleet.names, awaited=tuple(awaited))
+            growth = Growth(host_names=fleet.names, awaited=awaited)
             joiner = NodeJoiner(job.name, partial(opener.link, 0))
 
         def follow(node: int) -> None:
@@ -189,7 +183,7 @@ def attach(
             except ConnectionLost:
                 links.pop(node).close()  # it is retried
 
-        in_parallel(follow, list(links))
+        in_parallel(follow, tuple(links))
 
         # One host may be several nodes.
         host_indices = [fleet.hosts.index(host) for host in fleet.hosts]
@@ -204,21 +198,23 @@ def attach(
 
 
 def first_state(
-    job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms
+    job: str, names: Sequence[str], spec: JobSpec, terms: JobTerms, variable: str
 ) -> RunState:
     """Return the first state of a run that starts now, on hosts with these names."""
     return replace(
         begin(job, names, terms),
         name=spec.name or "",
+        variable=variable,
         began_unix_s=time.time(),
         began_up_s=processes.up_s(),
     )
 
 
-def _state_of(job: Job) -> RunState:
+def _state_of(job: Job, variable: str) -> RunState:
     """Return the first state of a job that this kernel has not started, or has left."""
     return replace(
         begin(job.name, job.hosts, job.terms),
+        variable=variable,
         before_s=job.age_s,
         began_unix_s=time.time() - job.began_ago_s,
         began_up_s=processes.up_s() - job.began_ago_s,
@@ -229,12 +225,12 @@ def _state_of(job: Job) -> RunState:
 
 def _new_loop(
     state: RunState,
-    clock: Callable[[], float],
     screen: Screen,
     opener: LinkOpener,
     noted: interrupts.Interrupts,
     companion: Companion | None,
 ) -> RunLoop:
+    clock = new_clock()
     queue = EventQueue(clock)
     return RunLoop(
         state, queue, screen, opener.asker.serve, noted, clock, _new_id, companion

@@ -409,6 +409,7 @@ class RunLoop:
             self._screen.finish(self.state)
 
 
-def clock_since(began_s: float) -> Callable[[], float]:
-    """Return a clock that gives the seconds since `began_s` of `time.monotonic`."""
+def new_clock() -> Callable[[], float]:
+    """Return a clock that gives the seconds from now on."""
+    began_s = time.monotonic()
     return lambda: time.monotonic() - began_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 
 from distmagic.connection.connections import Connections
 from distmagic.connection.lease_keeper import LeaseKeeper
@@ -30,10 +29,10 @@ from distmagic.errors import (
 from distmagic.payload.pack import Payload
 from distmagic.planning.plan import Plan, at_port
 from distmagic.planning.start_messages import start_messages
-from distmagic.remote.frozen import frozen
 from distmagic.remote.wire import protocol
 from distmagic.runner import interrupts
 from distmagic.runner.delivery import Delivery
+from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.run_loop import RunLoop
 from distmagic.state.events import Sending, Starting, Warned
 
@@ -41,108 +40,98 @@ from distmagic.state.events import Sending, Starting, Warned
 _PATIENCE_S = 5.0
 
 
-@frozen
-class Start:
-    """The part of a launch that sends missing files to hosts and starts their agents.
+def start_all(
+    loop: RunLoop,
+    connections: Connections,
+    plan: Plan,
+    payload: Payload,
+    links: Sequence[Link],
+) -> protocol.StartNode:
+    """Send missing files to hosts, start all nodes, and return the message that started the lead.
 
-    `links` are by node rank.
+    `links` are by node rank. If the job can't start, no node of it is left running. Raises
+    `Cancelled` for an interrupt.
     """
+    pool = threads_for(len(links), "start")
+    # Nodes that have started have a lease, and a slow host may take longer than the lease to start.
+    lease_keeper = LeaseKeeper(plan.terms.lease_s)
 
-    loop: RunLoop
-    connections: Connections
-    plan: Plan
-    payload: Payload
-    links: tuple[Link, ...]
+    def start_node(link: Link, request: protocol.StartNode) -> None:
+        link.start(request)
+        lease_keeper.keep_over_one_more(link)
 
-    def run(self) -> protocol.StartNode:
-        """Start all nodes, and return the message that started the lead.
+    started: list[Future[None]] = []
+    try:
+        addresses = [node.address for node in plan.nodes]
+        loop.result(pool.submit(_deliver, loop.queue, links, addresses, payload))
+        plan = loop.result(pool.submit(_at_free_port, links[0], plan))
+        secret = secrets.token_hex(32)  # for heartbeats
+        warm = [link.warm for link in links]
+        requests = start_messages(plan, payload, secret, warm)
+        loop.note_all((Starting(), node) for node in range(len(requests)))
+        for link, request in zip(links, requests, strict=True):
+            started.append(pool.submit(start_node, link, request))
+        loop.wait_for(started)
+        raise_first(started)
+        _tell_of_work_dirs(loop, links)
+    except BaseException as error:
+        unsure = roll_back(links, started)
+        refused = [
+            link
+            for link, start in zip(links, started, strict=False)
+            if start.done()
+            and not start.cancelled()
+            and isinstance(start.exception(), PreflightError)
+        ]
+        # No answer is pending on the link of a host that has refused to start.
+        in_parallel(connections.give_back, refused)
+        in_parallel(Link.close, [link for link in links if link not in refused])
+        if isinstance(error, KeyboardInterrupt):
+            raise cancelled(began=bool(started), unsure=unsure) from None
+        if isinstance(error, ConnectionLost) and not error.hint:
+            error.hint = "Processes on the other hosts were stopped. Look at that host's memory and disk, and run it again."
+        raise
+    finally:
+        lease_keeper.close()
+        pool.shutdown(wait=False)
+    return requests[0]
 
-        If the job can't start, no node of it is left running. Raises `Cancelled` for an interrupt.
-        """
-        pool = threads_for(len(self.links), "start")
-        # Nodes that have started have a lease, and a slow host may take longer than the lease to
-        # start.
-        lease_keeper = LeaseKeeper(self.plan.terms.lease_s)
 
-        def start_node(link: Link, request: protocol.StartNode) -> None:
-            link.start(request)
-            lease_keeper.keep_over_one_more(link)
+def _deliver(
+    queue: EventQueue, links: Sequence[Link], addresses: Sequence[str], payload: Payload
+) -> None:
+    def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
+        queue.tell(
+            Sending(sent_bytes=sent_bytes, total_bytes=total_bytes),
+            node_rank=node_rank,
+        )
 
-        started = []
-        try:
-            self.loop.result(pool.submit(self._deliver))
-            plan = self.loop.result(pool.submit(self._at_free_port))
-            secret = secrets.token_hex(32)  # for heartbeats
-            warm = [link.warm for link in self.links]
-            requests = start_messages(plan, self.payload, secret, warm)
-            self.loop.note_all((Starting(), node) for node in range(len(requests)))
-            for link, request in zip(self.links, requests, strict=True):
-                started.append(pool.submit(start_node, link, request))
-            self.loop.wait_for(started)
-            raise_first(started)
-            self._tell_of_work_dirs()
-        except BaseException as error:
-            unsure = roll_back(self.links, started)
-            in_parallel(partial(self._give_up, started), range(len(self.links)))
-            if isinstance(error, KeyboardInterrupt):
-                raise cancelled(began=bool(started), unsure=unsure) from None
-            if isinstance(error, ConnectionLost) and not error.hint:
-                error.hint = "Processes on the other hosts were stopped. Look at that host's memory and disk, and run it again."
-            raise
-        finally:
-            lease_keeper.close()
-            pool.shutdown(wait=False)
-        return requests[0]
+    def note(node_rank: int, text: str) -> None:
+        host = links[node_rank].host.name
+        queue.tell(Warned(text=f"{host}: {text}"), node_rank=node_rank)
 
-    def _tell_of_work_dirs(self) -> None:
-        hosts: dict[str, list[str]] = {}
-        for link in self.links:
-            if link.work is not None and link.work.notice:
-                hosts.setdefault(link.work.notice, []).append(link.host.name)
-        for notice, names in hosts.items():
-            self.loop.note(Warned(text=f"{', '.join(names)}: {notice}"))
+    Delivery(links, addresses, payload.blobs, tell, note).run()
 
-    def _at_free_port(self) -> Plan:
-        """Return the plan with a port that is free now: minutes may have passed since it was
-        made.
-        """
-        if not self.plan.chose_port:
-            return self.plan
-        try:
-            port = free_port(self.links[0], self.plan.nodes[0].address)
-        except PreflightError:
-            # The host can't test ports at this address: the previous port is as good as any.
-            return self.plan
-        return at_port(self.plan, port)
 
-    def _give_up(self, started: Sequence[Future[None]], node_rank: int) -> None:
-        """Close a link. If its host has refused to start, keep it idle instead: no answer is
-        pending on it.
-        """
-        link = self.links[node_rank]
-        if node_rank < len(started):
-            start = started[node_rank]
-            is_over = start.done() and not start.cancelled()
-            if is_over and isinstance(start.exception(), PreflightError):
-                self.connections.give_back(link)
-                return
-        link.close()
+def _at_free_port(lead: Link, plan: Plan) -> Plan:
+    """Return the plan with a port that is free now: minutes may have passed since it was made."""
+    if not plan.chose_port:
+        return plan
+    try:
+        port = free_port(lead, plan.nodes[0].address)
+    except PreflightError:
+        # The host can't test ports at this address: the previous port is as good as any.
+        return plan
+    return at_port(plan, port)
 
-    def _deliver(self) -> None:
-        queue = self.loop.queue
 
-        def tell(node_rank: int, sent_bytes: int, total_bytes: int) -> None:
-            queue.tell(
-                Sending(sent_bytes=sent_bytes, total_bytes=total_bytes),
-                node_rank=node_rank,
-            )
-
-        def note(node_rank: int, text: str) -> None:
-            host = self.links[node_rank].host.name
-            queue.tell(Warned(text=f"{host}: {text}"), node_rank=node_rank)
-
-        addresses = [node.address for node in self.plan.nodes]
-        Delivery(self.links, addresses, self.payload.blobs, tell, note).run()
+def _tell_of_work_dirs(loop: RunLoop, links: Sequence[Link]) -> None:
+    hosts: dict[str, list[str]] = {}
+    for link in links:
+        if link.work is not None and link.work.notice:
+            hosts.setdefault(link.work.notice, []).append(link.host.name)
+    for notice, names in hosts.items():
+        loop.note(Warned(text=f"{', '.join(names)}: {notice}"))
 
 
 def roll_back(links: Sequence[Link], started: Sequence[Future[None]]) -> list[str]:

@@ -1,6 +1,4 @@
-"""A screen that changes each state before it is shown: adds the run's variable, or rewords texts
-for a terminal.
-"""
+"""A screen that changes each state before it is shown, such as rewording texts for a terminal."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A `Session` lives as long as its process. It starts runs and follows jobs (runne
 and asks hosts about jobs of any kernel. It takes no decisions about a run and does not wait for its
 events. Read in this order:
 
-    session.py        connects to hosts, launches a job, attaches to one, ends warm processes
-    ending.py         the end of a run: its outcome, its error, or the job that runs on detached
+    session.py        connects to hosts, launches a job, attaches to one; makes a run's outcome,
+                      its error, or the job that runs on detached; ends warm processes
     allocations.py    hosts from schedulers: requested once, used by all cells with that request
     inside.py         this process as one node of a job whose nodes all run the same cell or script
     place.py          the hosts of one cell; waits for pending nodes, also in the background

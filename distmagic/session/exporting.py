@@ -19,10 +19,10 @@ from distmagic.payload import bundle, local_modules, work_files
 from distmagic.payload.folder import Contents, check_size, content_of
 from distmagic.payload.local_modules import LocalModule
 from distmagic.payload.pack import Payload
-from distmagic.payload.program import pack_program
 from distmagic.remote.records.found_files import mode_of_copy
 from distmagic.request.flags import Program, Request
 from distmagic.request.hosts import Host
+from distmagic.session.programs import packed
 
 _SCRIPT, _RUNNER, _ZIP = ("cell.py", "run_call.py", "distmagic.zip")
 _SECRET = "DISTMAGIC_SECRET"  # noqa: S105 - the variable's name
@@ -80,14 +80,12 @@ def export_program(program: Program, request: Request, hosts: Sequence[Host]) ->
 
     Raises the errors of `pack_program`.
     """
-    current = Path.cwd().resolve()
-    limit_bytes, sync = request.payload_limit_bytes, request.spec.sync
-    payload = pack_program(program, sync=sync, current=current, limit_bytes=limit_bytes)
-    named = work_files.named_folder(sync, payload.folder)
+    payload = packed(program, request)
+    named = work_files.named_folder(request.spec.sync, payload.folder)
     contents, _, inside = work_files.gather(
-        named, payload.modules, current, payload.script
+        named, payload.modules, Path.cwd().resolve(), payload.script
     )
-    check_size(contents, limit_bytes, f"The folder {named}")
+    check_size(contents, request.payload_limit_bytes, f"The folder {named}")
     words: tuple[str, ...] = ("-m", program.target)
     if not program.is_module:
         # The script is among the files: this was checked before.

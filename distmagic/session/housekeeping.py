@@ -80,7 +80,7 @@ def on_every(first_links: FirstLinks, request: Callable[[Link], T]) -> dict[int,
     up.
     """
     with first_links.opened(enough=1) as links:
-        answers = in_parallel(request, list(links.values()))
+        answers = in_parallel(request, links.values())
         return dict(zip(links, answers, strict=True))
 
 
@@ -112,7 +112,7 @@ class Housekeeping:
         `first_links` are the host of its first node, followed by the new hosts. Raises `UsageError`
         if the job accepts no host, or not one of these, and `Cancelled` for an interrupt.
         """
-        lead, *others = first_links.wait()
+        lead, *others = first_links.wait().values()
         joiner = NodeJoiner(job.name, partial(first_links.opener.link, 0))
 
         def join(link: Link) -> int:
@@ -144,27 +144,24 @@ class Housekeeping:
         host, or a host that does not confirm the end in time raise no error: see `Stopped`. Raises
         the errors of `wait` if no host is up.
         """
-        there = first_links.wait(enough=1)
+        found = first_links.wait(enough=1)
+        links = {job.known[host_index]: link for host_index, link in found.items()}
         unknown: dict[str, DistmagicError] = {}
         for host_index, why in first_links.absent.items():
             unknown[job.hosts[job.known[host_index]]] = ConnectionLost(why)
-        asked = []
-        for host_index, link in zip(first_links.present, there, strict=True):
-            if job.known[host_index] in job.running:
-                asked.append((link, job.known[host_index]))
+        running = [node for node in links if node in job.running]
 
-        def end(one: tuple[Link, int]) -> None:
-            link, node = one
-            job_requests.stop(link, job.name, node, job.terms.grace_s)
+        def end(node: int) -> None:
+            job_requests.stop(links[node], job.name, node, job.terms.grace_s)
 
-        stops = begin_all("stop", end, asked)
+        stops = begin_all("stop", end, running)
         was_interrupted = False
         try:
             while wait(stops, _LOOK_S).not_done:
                 pass  # an interrupt just before a wait is noticed after the wait
         except KeyboardInterrupt:
             was_interrupted = True
-        for (_, node), stopped in zip(asked, stops, strict=True):
+        for node, stopped in zip(running, stops, strict=True):
             host = job.hosts[node]
             if not stopped.done():
                 why = "the wait for the job's end was interrupted."
@@ -173,7 +170,7 @@ class Housekeeping:
                 unknown[host] = error
             else:
                 stopped.result()  # raises exceptions that are no distmagic errors
-        in_parallel(Link.close, there)
+        in_parallel(Link.close, links.values())
         ended = dict.fromkeys(job.hosts[node] for node in job.known)
         return Stopped(
             ended=tuple(name for name in ended if name not in unknown),
@@ -191,29 +188,24 @@ class Housekeeping:
         them. The text is limited to what a page shows at once, and names what is left out.
         `first_links` as for `stop`.
         """
-
-        def has_run(link: Link, node_rank: int) -> bool:
-            return job_requests.has_logs(link, job.name, node_rank, rank)
-
         with first_links.opened() as opened:
-            links = list(opened.values())
-            have_it = in_parallel(has_run, links, job.known)
+            links = dict(zip(job.known, opened.values(), strict=True))
+
+            def has_run(node: int) -> bool:
+                return job_requests.has_logs(links[node], job.name, node, rank)
+
+            have_it = in_parallel(has_run, links)
             nodes = [
-                (link, node_rank)
-                for link, node_rank, has_it in zip(
-                    links, job.known, have_it, strict=True
-                )
-                if has_it
+                node for node, has_it in zip(links, have_it, strict=True) if has_it
             ]
             if not nodes:
                 return None
             # A host has two streams.
             most = max(_LEAST_LOG_BYTES, _SHOWN_LOG_BYTES // (2 * len(nodes)))
 
-            def of_node(node: tuple[Link, int]) -> str:
-                link, node_rank = node
+            def of_node(node: int) -> str:
                 return job_requests.newest_logs(
-                    link, job.name, node_rank, rank, most, by_time=by_time
+                    links[node], job.name, node, rank, most, by_time=by_time
                 )
 
             return "".join(in_parallel(of_node, nodes))
@@ -223,13 +215,12 @@ class Housekeeping:
 
         `first_links` as for `attach`.
         """
-        there = first_links.wait(enough=1)
-        links = dict(zip(first_links.present, there, strict=True))
+        links = first_links.wait(enough=1)
         try:
             return job_requests.explained(links, job, secrets.token_hex(8))
         finally:
             # These links follow the job: no other request can use them.
-            in_parallel(Link.close, there)
+            in_parallel(Link.close, links.values())
 
     def profile(self, first_links: FirstLinks, job: Job, steps: int) -> Profile:
         """Profile steps of all ranks of a running job, as `profile_requests.profile`.
@@ -332,7 +323,7 @@ class Housekeeping:
                 latest[link.host.name] = said
 
         with first_links.opened() as links:
-            made = begin_all("environment", on_host, list(links.values()))
+            made = begin_all("environment", on_host, links.values())
             try:
                 while wait(made, _LOOK_S).not_done:
                     show(dict(latest))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distmagic import errors, sanitize
@@ -23,11 +23,10 @@ from distmagic.errors import (
     WorkerFailed,
 )
 from distmagic.inside.addresses import address_of_lead
-from distmagic.inside.arrivals import as_words
 from distmagic.inside.detect import detect
 from distmagic.inside.following import Following
 from distmagic.inside.job_node import Environ, JobNode
-from distmagic.inside.meeting import Meeting
+from distmagic.inside.meeting import Meeting, as_words
 from distmagic.inside.proof import SharedSecret, missing, proof_of
 from distmagic.outcome.run import Run
 from distmagic.payload.sizes import plural
@@ -56,17 +55,19 @@ def digest_of(*texts: str) -> str:
     return digest.hexdigest()
 
 
+@dataclass
 class Inside:
     """The job whose nodes all run the code of this process, if there is one.
 
     All cells share this process's part in it.
 
-    `kernel` and `own_link` are described at `Part`. `current` is that part, None outside a job.
+    `kernel` is the name under which hosts keep warm processes for node 0. `own_link` opens a link
+    to this machine, for the results of its own ranks. `current` is that part, None outside a job.
     """
 
-    def __init__(self, kernel: str, own_link: Callable[[Access], Link]) -> None:
-        self._kernel, self._own_link = kernel, own_link
-        self.current: Part | None = None
+    kernel: str
+    own_link: Callable[[Access], Link]
+    current: Part | None = None
 
     def part(self, environ: Environ) -> Part | None:
         """Return this process's part in such a job; None if it is in none. Raises `UsageError`."""
@@ -75,7 +76,7 @@ class Inside:
             return None
         if self.current is None or self.current.place != place:
             proof = proof_of(environ, place)
-            self.current = Part(place, proof, self._kernel, self._own_link)
+            self.current = Part(place, proof, self)
         return self.current
 
     def close(self) -> None:
@@ -86,18 +87,10 @@ class Inside:
 
 
 class Part:
-    """The part of this process in a job whose nodes all run the same code.
-
-    `kernel` is the name under which hosts keep warm processes for node 0. `own_link` opens a link
-    to this machine, for the results of its own ranks.
-    """
+    """The part of this process in a job whose nodes all run the same code."""
 
     def __init__(
-        self,
-        place: JobNode,
-        proof: SharedSecret | None,
-        kernel: str,
-        own_link: Callable[[Access], Link],
+        self, place: JobNode, proof: SharedSecret | None, inside: Inside
     ) -> None:
         self.place = place
         self.source = Source(
@@ -108,7 +101,7 @@ class Part:
         )
         others = [Host(name=name, allocation=self.source) for name in place.names[1:]]
         self.hosts = (LOCALHOST, *others)
-        self._proof, self._kernel, self._own_link = proof, kernel, own_link
+        self._proof, self._inside = proof, inside
         self._cell = 0
         self._meeting: Meeting | None = None
         self._following: Following | None = None
@@ -208,7 +201,7 @@ class Part:
         self, run: Outcome, error: BaseException | None, node_rank: int
     ) -> ChannelMessage:
         """Return the message to a node about the run's end."""
-        told: ChannelMessage = {"kernel": self._kernel}
+        told: ChannelMessage = {"kernel": self._inside.kernel}
         if error is not None:
             told["error"] = as_words(error)
             run = getattr(error, "run", None)
@@ -304,7 +297,7 @@ class Part:
             workers=workers,
             world_size=told["world_size"],
         )
-        return Run(state, {}, lambda _: self._own_link(access), shown=True)
+        return Run(state, {}, lambda _: self._inside.own_link(access), shown=True)
 
 
 def _patience_s(access: Access) -> float:

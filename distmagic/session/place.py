@@ -143,8 +143,7 @@ class Place:
             owner=owner(),
             call=payload.title,
         )
-        state = first_state(job, self.names, self._spec, terms)
-        state = replace(state, variable=variable)
+        state = first_state(job, self.names, self._spec, terms, variable)
         shown = BackgroundScreen(state, screen)
         launch = partial(self.launch, payload, shown, variable, job, companion)
 

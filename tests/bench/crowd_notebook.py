@@ -6,7 +6,6 @@ import contextlib
 import json
 import resource
 import socket
-import time
 from pathlib import Path
 
 from distmagic.connection.link import Link
@@ -17,7 +16,7 @@ from distmagic.runner.event_queue import EventQueue
 from distmagic.runner.executor import Executor
 from distmagic.runner.interrupts import Interrupts
 from distmagic.runner.node_table import NodeTable
-from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.runner.run_loop import RunLoop, new_clock
 from distmagic.screens.board import Board
 from distmagic.screens.notebook import NotebookScreen
 from distmagic.state.decide import Limits
@@ -82,7 +81,7 @@ def follow(path: Path, nodes: int) -> str:
         node: Link(Host(name=f"host-{node}"), SocketProcess(_dial(path)))
         for node in range(nodes)
     }
-    clock = clock_since(time.monotonic())
+    clock = new_clock()
     state = begin("crowd", [link.host.name for link in links.values()])
     sent = Sent()
     screen = NotebookScreen(lambda _: _board_in_a_page(sent))

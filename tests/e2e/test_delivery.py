@@ -51,7 +51,7 @@ def links_to(lab: Lab, names: Sequence[str] = FOUR) -> Iterator[tuple[Link, ...]
         reaching = session.reach(
             parse_hosts(",".join(names)), runner.access(lab), with_asker
         )
-        links = reaching.wait()
+        links = tuple(reaching.wait().values())
         yield links
         for link in links:
             link.finish()

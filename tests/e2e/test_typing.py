@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,7 +265,6 @@ def test_a_debugger_opens_in_a_run_whose_ranks_have_ended(
         failed_runs.debug(job, 1)
 
     monkeypatch.setattr(session(), "failed_runs", FailedRuns())
-    monkeypatch.setattr(session(), "_ending", replace(session()._ending, failed_runs=session().failed_runs))  # fmt: skip
     found, hosts = the_job(warm_lab, "dm1,dm2")
     assert found.name == job
     with pytest.raises(WorkerFailed):

@@ -5,7 +5,7 @@ message, add a node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TypeVar
 
 from distmagic.connection.lease_keeper import send_quietly
@@ -126,7 +126,7 @@ def newest_logs(
     them. A line of text replaces left-out lines: it names their size, and where the whole output
     is. Nothing more is sent.
     """
-    notes = {}
+    notes = dict.fromkeys(_STREAMS, "")
     skipped = {}
     streams = {}
     for stream in _STREAMS:
@@ -152,10 +152,10 @@ def newest_logs(
         events, _ = read(link, job, node_rank, journal.CHATTER_FILE, _EVENTS_BYTES)
         text = by_time_of(streams, skipped, events, rank)
         return "".join(notes.values()) + text.decode(errors="replace")
-    texts = []
-    for stream, data in streams.items():
-        texts += [notes.get(stream, ""), data.decode(errors="replace")]
-    return "".join(texts)
+    parts = [
+        notes[one] + data.decode(errors="replace") for one, data in streams.items()
+    ]
+    return "".join(parts)
 
 
 def is_small(size_bytes: int | None) -> bool:
@@ -192,17 +192,18 @@ def stacks(
     """
     link.attach(protocol.FollowJob(job=job, node_rank=node_rank, live=True))
     link.send(protocol.DumpStacks(request_id=request_id))
-    found = []
-    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
-        for message in messages:
+    found: list[protocol.Stacks] = []
+    with link.bounded(BOOT_TIMEOUT_S):
+        while len(found) < _MAX_RANKS:
+            message = link.message()
             if isinstance(message, protocol.AgentGone | protocol.Refused):
                 break  # it has just ended
             if getattr(message, "request_id", "") != request_id:
                 continue
+            if isinstance(message, protocol.StacksDone):
+                break
             if isinstance(message, protocol.Stacks):
                 found.append(message)
-            if isinstance(message, protocol.StacksDone) or len(found) == _MAX_RANKS:
-                break
     return found
 
 
@@ -249,8 +250,9 @@ def _ask_lead(
 ) -> A | protocol.Refused:
     link.attach(protocol.FollowJob(job=job, node_rank=0, live=True))
     link.send(request)
-    with closing(link.messages(BOOT_TIMEOUT_S)) as messages:
-        for message in messages:
+    with link.bounded(BOOT_TIMEOUT_S):
+        while True:
+            message = link.message()
             if isinstance(message, protocol.Refused):
                 return message
             if isinstance(message, protocol.AgentGone):
@@ -260,8 +262,6 @@ def _ask_lead(
                 and getattr(message, "request_id", request_id) == request_id
             ):
                 return message
-    # Not reached: messages end with an error.
-    raise ProtocolError(f"{link.host.name}: it gave no answer.")
 
 
 def explained(links: Mapping[int, Link], job: Job, request_id: str) -> Explanation:

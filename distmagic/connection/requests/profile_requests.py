@@ -56,7 +56,7 @@ def profile(
     host_of: dict[int, str] = {}
     notes = []
     for node_rank, (found, waiting) in zip(
-        links, in_parallel(of_node, list(links.values()), list(links)), strict=True
+        links, in_parallel(of_node, links.values(), links), strict=True
     ):
         if waiting:
             notes.append(

@@ -33,7 +33,7 @@ from distmagic.remote.wire import protocol
 from distmagic.render.screen import Screen
 from distmagic.runner import interrupts
 from distmagic.runner.event_queue import EventQueue
-from distmagic.runner.run_loop import RunLoop, clock_since
+from distmagic.runner.run_loop import RunLoop, new_clock
 from distmagic.state.events import Gone, Launched, Lost, Planned, StopRequested, Warned
 from distmagic.state.fold import begin
 from distmagic.state.verdict import verdict
@@ -64,7 +64,7 @@ class WorkflowRun:
     ) -> None:
         self.workflow_id = ""
         self._text, self._tasks = text, tasks
-        clock = clock_since(time.monotonic())
+        clock = new_clock()
         self._queue = EventQueue(clock)
         self._reader = LogReader(self._tasks, self._queue.put)
         self._noted = interrupts.Interrupts()

@@ -72,8 +72,8 @@ def first_links(connections: Connections, hosts: tuple[Host, ...]) -> FirstLinks
     return FirstLinks(opener, WarmHosts(connections))
 
 
-def names(links: tuple[Link, ...]) -> list[str]:
-    return [cast(FakeLink, link).name for link in links]
+def names(links: dict[int, Link]) -> list[str]:
+    return [cast(FakeLink, link).name for link in links.values()]
 
 
 def test_all_are_there():
@@ -193,7 +193,7 @@ def test_a_link_that_broke_alone_takes_the_connection_from_no_other_run(is_cut):
 
     connections = Connections(connect)
     runs = [first_links(connections, parse_hosts("gpu-a")) for _ in range(2)]
-    (first,), (second,) = runs[0].wait(), runs[1].wait()
+    first, second = runs[0].wait()[0], runs[1].wait()[0]
     made[0].is_cut = is_cut
     again = runs[0].opener.link(0, broken=first)
     assert (first.is_closed, second.is_closed) == (True, False)

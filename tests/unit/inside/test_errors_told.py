@@ -11,9 +11,8 @@ import pytest
 
 from distmagic.connection.certificate import one_time_secret
 from distmagic.errors import WorkerFailed
-from distmagic.inside.arrivals import as_words
 from distmagic.inside.following import Following
-from distmagic.inside.meeting import Meeting
+from distmagic.inside.meeting import Meeting, as_words
 from distmagic.inside.proof import SharedSecret
 from distmagic.transports.channel import LONGEST
 from tests.builders.dialling import HERE, places

@@ -120,7 +120,7 @@ def test_a_run_that_is_not_to_wait_fails_and_its_links_rest_without_devices(tmp_
     queues = Queue(OLD), Queue()
     hosts = hosts_with(*queues)
     reaching = reach(*hosts)
-    for link in reaching.wait():
+    for link in reaching.wait().values():
         link.kept = TEMPLATE
     with pytest.raises(PreflightError) as caught:
         launched(tmp_path, reaching=reaching, spec=replace(DEVICES, no_wait=True))
@@ -161,7 +161,7 @@ def test_a_run_whose_connection_breaks_while_it_waits_waits_on_over_a_new_one(tm
     first, second = Breaking(), Queue(OLDER, OLD)
     hosts = hosts_with(first, second)
     reaching = reach(*hosts)
-    for link in reaching.wait():
+    for link in reaching.wait().values():
         link.warm = link.kept = TEMPLATE
     followed = launched(tmp_path, reaching=reaching, spec=DEVICES)
     assert followed.state.phase == "done"

@@ -70,7 +70,7 @@ class Stage:
         self.host = host
         self.queue = EventQueue(lambda: 1.0)
         first_links = reach(host)
-        (self.link,) = first_links.wait()
+        (self.link,) = first_links.wait().values()
         self.opener = first_links.opener
         self.executor = self.executor_with(None)
 

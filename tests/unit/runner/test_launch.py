@@ -302,7 +302,7 @@ def test_links_of_warm_hosts_are_kept_for_the_next_cell_when_a_host_can_not_run_
                 p.Refused(what="start_node", error="there is no directory /data")
             ]
     reaching = reach(a, b)
-    for link in reaching.wait():
+    for link in reaching.wait().values():
         link.kept = p.TemplateRequest(
             owner="nb", idle_s=900.0, lease_s=60.0, env={}, defaults={}
         )

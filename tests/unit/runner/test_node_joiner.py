@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -110,6 +112,7 @@ class FakeLink:
         self.said: list[object] = []
         self.route, self.is_open = one.route, True
         self.answers: list[p.Message] = []
+        self.coming: Iterator[p.Message | None] = iter(())
         self.others: tuple[p.DeviceClaim, ...] = ()
 
     def close(self):
@@ -150,9 +153,14 @@ class FakeLink:
 
     def attach(self, request):
         assert request == p.FollowJob(job="j-1", node_rank=0, live=True)
+        lost = p.PeerState(node_rank=1, state="lost")
+        self.coming = iter((lost, None, *self.answers))
 
-    def messages(self, timeout_s):
-        yield from (p.PeerState(node_rank=1, state="lost"), None, *self.answers)
+    def bounded(self, timeout_s):
+        return contextlib.nullcontext()
+
+    def message(self):
+        return next(self.coming)
 
 
 class Lead:

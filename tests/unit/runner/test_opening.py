@@ -49,8 +49,8 @@ class FakeFirstLinks(FirstLinks):
         self.futures = futures
         self.is_cancelled = False
 
-    def settle(self, enough: int | None, *, needs_remote: bool) -> tuple[str, ...]:
-        return tuple(future.result() for future in self.futures)
+    def settle(self, enough: int | None, *, needs_remote: bool) -> dict[int, str]:
+        return {index: future.result() for index, future in enumerate(self.futures)}
 
     def interrupted(self) -> Cancelled:
         return Cancelled("Interrupted while the hosts were being reached.")
@@ -68,7 +68,7 @@ def test_hosts_are_shown_as_they_answer():
     steps = [lambda: links[1].set_result("b"), lambda: links[0].set_result("a")]
     screen = FakeScreen(lambda _: steps and steps.pop(0)())
     shown = opening(screen)
-    assert connect.connect(shown, FakeFirstLinks(links), None) == ("a", "b")
+    assert connect.connect(shown, FakeFirstLinks(links), None) == {0: "a", 1: "b"}
     seen = [phases(state) for state in screen.shown]
     assert seen == [
         ["connecting", "connecting"],

@@ -27,7 +27,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.a, self.b = FakeHost("gpu-a", runs_on), FakeHost("gpu-b", runs_on)
-        self.links = reach(self.a, self.b).wait()
+        self.links = tuple(reach(self.a, self.b).wait().values())
         self.pool = ThreadPoolExecutor(4)
 
     def start(self, link: Link) -> Future[None]:

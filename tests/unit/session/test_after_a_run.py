@@ -33,7 +33,7 @@ from distmagic.runner.executor import Executor
 from distmagic.runner.launch import Followed
 from distmagic.runner.node_table import NodeTable
 from distmagic.runner.run_loop import RunLoop
-from distmagic.session.session import Session
+from distmagic.session.session import Session, left_of
 from distmagic.state.events import Event, Gone
 from distmagic.state.fold import begin, fold
 from distmagic.state.model import RunState
@@ -117,7 +117,7 @@ def finished(
     opener = opener_of(host.connect, NotebookAsker(can_ask=True))
     opener.asker.close()
     followed = Followed(state=state, small_results=small, host_indices=(0,))
-    run = Session()._ending.left_of(followed, opener, FakeScreen(), "run")
+    run = left_of(Session(), followed, opener, FakeScreen())
     assert isinstance(run, Run)
     return run
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from distmagic.comparison.compare import RunHistory
 from distmagic.connection.link_opener import Fleet
 from distmagic.errors import Unreachable
-from distmagic.outcome.post_mortem import FailedRuns
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import parse_hosts
+from distmagic.session import session as session_module
 from distmagic.session.allocations import Allocations
-from distmagic.session.ending import RunEnding
 from tests.builders.events import begin
 from tests.builders.hosts import FakeHost, reach
 
@@ -21,15 +20,10 @@ FLEET = Fleet(hosts=parse_hosts("gpu-a,gpu-b"), access=Access())
 
 def diagnosed(reach: Any, allocations: Any = None) -> str:
     nothing: Any = None
-    ending = RunEnding(
-        reach=reach,
-        attach=nothing,
-        housekeeping=nothing,
-        allocations=allocations or Allocations(nothing),
-        history=RunHistory(),
-        failed_runs=FailedRuns(),
+    session: Any = SimpleNamespace(
+        reach=reach, allocations=allocations or Allocations(nothing)
     )
-    return ending._diagnosed(begin("j", ("gpu-a", "gpu-b")), FLEET)
+    return session_module.diagnosed(session, begin("j", ("gpu-a", "gpu-b")), FLEET)
 
 
 def of(name: str, **odd: Any) -> FakeHost:

@@ -45,7 +45,7 @@ def no_link(_access: Access) -> Any:
 def nodes() -> Iterator[tuple[Inside, Inside]]:
     """Two nodes of a job, which know the same secret."""
     found = tuple(
-        Part(replace(place, lead="127.0.0.1"), SECRET, "a kernel", no_link)
+        Part(replace(place, lead="127.0.0.1"), SECRET, Inside("a kernel", no_link))
         for place in places()
     )
     yield found
@@ -169,7 +169,7 @@ def test_a_node_whose_own_statements_fail_leaves(nodes, golden):
 def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golden):
     place = replace(places()[0], node_rank=node_rank)
     with pytest.raises(UsageError) as caught:
-        Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+        Part(place, None, Inside("", no_link)).run("", ACCESS, JobSpec(), not_here)
     assert "--on none" in caught.value.hint
     golden(caught.value)
 
@@ -177,7 +177,7 @@ def test_nodes_that_can_not_prove_themselves_do_not_train_alone(node_rank, golde
 def test_under_slurm_all_that_was_looked_for_is_named(golden):
     place = replace(places()[0], key="slurm 7.0")
     with golden.raises(UsageError):
-        Part(place, None, "", no_link).run("", ACCESS, JobSpec(), not_here)
+        Part(place, None, Inside("", no_link)).run("", ACCESS, JobSpec(), not_here)
 
 
 def test_what_can_not_run_inside(golden):
@@ -185,11 +185,13 @@ def test_what_can_not_run_inside(golden):
     task = RankTask(
         rank=1, world_size=4, local_rank=1, local_world_size=2, said_by="RANK, LOCAL_RANK"
     )  # fmt: skip
-    of_a_rank = Part(replace(place, task=task), SECRET, "", no_link)
+    of_a_rank = Part(replace(place, task=task), SECRET, Inside("", no_link))
     with golden.raises(UsageError):
         of_a_rank.run("", ACCESS, JobSpec(), not_here)
     with pytest.raises(UsageError) as caught:
-        Part(place, SECRET, "", no_link).run("", ACCESS, JobSpec(detach=True), not_here)
+        Part(place, SECRET, Inside("", no_link)).run(
+            "", ACCESS, JobSpec(detach=True), not_here
+        )
     assert "--detach does not work in a job" in str(caught.value)
 
 

@@ -27,7 +27,7 @@ from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.hosts import LOCALHOST, Host
 from distmagic.request.spec import JobSpec
-from distmagic.session import ending
+from distmagic.session import session as session_module
 from distmagic.session import session as sessions
 from distmagic.session.dry_run import start_commands
 from distmagic.session.place import fetch
@@ -254,7 +254,7 @@ def test_a_job_that_was_let_go_is_followed_again(kernel, monkeypatch):
             p.Final(reason="done"),
         )
     screen = FakeScreen()
-    monkeypatch.setattr(ending, "screen_for", lambda: screen)
+    monkeypatch.setattr(session_module, "screen_for", lambda: screen)
     run = left.attach()
     assert (run.job, run.results[1]) == (left.job, None)
     assert screen.finished == [run.state]
@@ -284,8 +284,8 @@ def test_a_connection_that_breaks_while_a_job_is_looked_for_asks_the_user_again(
     a.answers[p.ListJobs] = listed_once_more
     monkeypatch.setattr(sessions, "connect", connect)
     monkeypatch.setattr(getpass, "getpass", answer)
-    monkeypatch.setattr(ending, "asker_of", lambda: NotebookAsker(can_ask=True))
-    monkeypatch.setattr(ending, "screen_for", FakeScreen)
+    monkeypatch.setattr(session_module, "asker_of", lambda: NotebookAsker(can_ask=True))
+    monkeypatch.setattr(session_module, "screen_for", FakeScreen)
     for rank, host in enumerate((a, b)):
         if method == "attach":
             host.agent_sends(

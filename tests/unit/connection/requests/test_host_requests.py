@@ -37,7 +37,7 @@ def test_a_healthy_host_with_very_many_files_is_not_given_up(kind):
     ask, answer = WALKS[kind]
     host = FakeHost("gpu-a")
     host.answers[kind] = after(300.0, answer)
-    (link,) = reach(host).wait()
+    (link,) = reach(host).wait().values()
     ask(link)
     assert len(host.requests_of(kind)) == 1
     link.finish()

@@ -46,12 +46,10 @@ _LIBRARIES = re.compile(
     re.IGNORECASE,
 )
 _PLACES = (
-    re.compile(
-        r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"
-    ),  # gloo, torch: [10.0.0.2]:40000
-    re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
-    re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
-    re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
+    r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b",  # gloo, torch: [10.0.0.2]:40000
+    r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)",  # torch: (gpu-a, 29500)
+    r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>",  # NCCL: 10.0.0.2<43421>
+    r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b",  # NCCL at times
 )
 _OWN = re.compile(r"(?:\b(?:local|addr)=|\bfrom )$")  # before this end's own address
 _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts (%distributed help firewall)."
@@ -108,7 +106,7 @@ def _place(text: str, near: int) -> tuple[str, int | None]:
         found = [
             match
             for pattern in _PLACES
-            for match in pattern.finditer(part)
+            for match in re.finditer(pattern, part)
             if 0 < int(match["port"]) < 65536
         ]
         others = [one for one in found if not _OWN.search(part[: one.start()])]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distmagic.remote.checkup import gpu_health, nccl_ras
 from distmagic.remote.system import facts, threads
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 _VARIABLES = re.compile(
@@ -99,11 +100,9 @@ def _infiniband() -> dict[str, str]:
 
 def _capabilities() -> int:
     """Return the effective capabilities of this process, as a bit mask; 0 if unknown."""
-    with contextlib.suppress(OSError):
-        status = Path("/proc/self/status").read_text()
-        if found := re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE):
-            return int(found[1], 16)
-    return 0
+    status = text_of(Path("/proc/self/status"))
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0
 
 
 def _limit(value: int) -> int:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.system import logout
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 _TRIES = 10
 _LOOPBACK = "lo"
-_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE; other texts of NVML are shorter
 
 
 def gather(home: Path, host_id: str) -> protocol.Facts:
@@ -65,9 +66,7 @@ def of_torch(name: str, unknown: str) -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
-    text = ""
-    with suppress(OSError):
-        text = (Path(spec.origin).parent / "version.py").read_text()
+    text = text_of(Path(spec.origin).parent / "version.py")
     found = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return found.group(1) if found else unknown
 
@@ -184,26 +183,33 @@ def ask_nvml(nvml: Any, name: str, *arguments: object) -> bool:
     return function is not None and function(*arguments) == 0
 
 
+def nvml_number(nvml: Any, name: str, *arguments: object) -> int | None:
+    """Return the number that a function of the library gives; None if it gives none."""
+    found = ctypes.c_ulonglong()  # the widest of them; all hosts are little-endian
+    is_given = ask_nvml(nvml, name, *arguments, ctypes.byref(found))
+    return found.value if is_given else None
+
+
+def nvml_text(nvml: Any, name: str, *arguments: object) -> str:
+    """Return the text that a function of the library gives; "" if it gives none."""
+    found = ctypes.create_string_buffer(_TEXT_BYTES)
+    is_given = ask_nvml(nvml, name, *arguments, found, _TEXT_BYTES)
+    return found.value.decode(errors="replace") if is_given else ""
+
+
 def nvml_gpus(nvml: Any) -> list[tuple[str, ctypes.c_void_p]]:
     """Return the UUID and the handle of each GPU known to the library; [] without one."""
     found = []
     for number in range(_count_nvml(nvml)):
         handle = ctypes.c_void_p()
-        uuid = ctypes.create_string_buffer(_UUID_BYTES)
-        place = ctypes.byref(handle)
-        is_told = ask_nvml(
-            nvml, "nvmlDeviceGetHandleByIndex_v2", number, place
-        ) and ask_nvml(nvml, "nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
-        found.append((uuid.value.decode() if is_told else str(number), handle))
+        ask_nvml(nvml, "nvmlDeviceGetHandleByIndex_v2", number, ctypes.byref(handle))
+        uuid = nvml_text(nvml, "nvmlDeviceGetUUID", handle) if handle else ""
+        found.append((uuid or str(number), handle))
     return found
 
 
 def _count_nvml(nvml: Any) -> int:
-    if nvml is None:
-        return 0
-    count = ctypes.c_uint()
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    return count.value
+    return nvml_number(nvml, "nvmlDeviceGetCount_v2") or 0
 
 
 def _count_amd() -> int:
@@ -211,9 +217,8 @@ def _count_amd() -> int:
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
         # A container sees devices that it may not use, and can't read their properties. A CPU has
         # no simd.
-        with suppress(OSError):
-            if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
-                count += 1
+        if re.search(r"^simd_count [1-9]", text_of(node), re.MULTILINE):
+            count += 1
     return count
 
 
@@ -288,14 +293,20 @@ def reserve_port(address: str) -> tuple[int, socket.socket]:
     """
     for _ in range(_TRIES):
         port = free_port(address)
-        holder = socket.socket(socket.AF_UNIX)
-        try:
-            holder.bind(f"\0distmagic-port-{port}")
-        except OSError:  # another run has it
-            holder.close()
-            continue
-        break
-    return port, holder
+        with suppress(OSError):  # another run has it
+            return port, named_socket(f"distmagic-port-{port}")
+    return port, socket.socket(socket.AF_UNIX)
+
+
+def named_socket(name: str) -> socket.socket:
+    """Return a socket with a name in the abstract namespace. Raises OSError if another has it."""
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.bind(f"\0{name}")
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 class _SockAddr(ctypes.Structure):

@@ -51,17 +51,16 @@ def rounds() -> Iterator[GpuTable]:
 
 def _gpu(nvml: Any, handle: ctypes.c_void_p) -> protocol.Gpu:
     """Return the load of a GPU. A GPU that MIG divides reports no utilization."""
-    use, heat = _Utilization(), ctypes.c_uint()
+    use = _Utilization()
     name = "nvmlDeviceGetUtilizationRates"
     has_use = facts.ask_nvml(nvml, name, handle, ctypes.byref(use))
-    name = "nvmlDeviceGetTemperature"
-    has_heat = facts.ask_nvml(nvml, name, handle, _OF_CHIP, ctypes.byref(heat))
+    celsius = facts.nvml_number(nvml, "nvmlDeviceGetTemperature", handle, _OF_CHIP)
     used, total = facts.nvml_memory(nvml, handle) or (None, None)
     return protocol.Gpu(
         utilization=use.gpu / 100 if has_use else None,
         used_bytes=used,
         total_bytes=total,
-        celsius=float(heat.value) if has_heat else None,
+        celsius=None if celsius is None else float(celsius),
     )
 
 

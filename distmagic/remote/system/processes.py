@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.memory import text_of
 
 MARK = "DISTMAGIC_JOB"
 # The limit of file locks, which Linux has not enforced since version 2.4; children inherit it,
@@ -109,10 +110,7 @@ def read(pid: int) -> ProcessInfo | None:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; False if it has ended or is unreadable."""
-    try:
-        _, _, caught = Path(f"/proc/{pid}/status").read_bytes().partition(b"SigCgt:")
-    except OSError:
-        return False
+    _, _, caught = text_of(Path(f"/proc/{pid}/status")).partition("SigCgt:")
     # A bit for each signal.
     return bool(caught) and bool(int(caught.split(None, 1)[0], 16) >> (number - 1) & 1)
 

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -137,3 +138,15 @@ def digest(file: BinaryIO, begin: int, end: int) -> str:
     for data in pieces(file, begin, end):
         found.update(data)
     return found.hexdigest()
+
+
+def digest_of(path: str | Path, size_bytes: int | None = None) -> str:
+    """Return the SHA-256 of a file; "" if it is unreadable, no regular file, or has another size
+    than `size_bytes`.
+    """
+    with suppress(OSError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and size_bytes in (None, found.st_size):
+            with open(path, "rb") as file:
+                return digest(file, 0, found.st_size)
+    return ""

@@ -306,7 +306,7 @@ class FileSync:
             # A kept snapshot would be read at every run, which takes minutes.
             return False
         if path not in self._digests:
-            self._digests[path] = _digest_of_file(self._path / path)
+            self._digests[path] = found_files.digest_of(self._path / path)
         return self._digests[path] == content.digest
 
     def _forget_compiled(self, path: str) -> None:
@@ -320,16 +320,6 @@ class FileSync:
                 if compiled.name.startswith(f"{stem}."):
                     with suppress(OSError):
                         compiled.unlink()
-
-
-def _digest_of_file(path: Path) -> str:
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return ""
-        with path.open("rb") as file:
-            return found_files.digest(file, 0, os.fstat(file.fileno()).st_size)
-    except OSError:
-        return ""
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:

@@ -14,7 +14,14 @@ import pytest
 
 from distmagic.payload.folder import contents_of
 from distmagic.payload.tree import packed
-from distmagic.remote.records import expiry, listing, places, work_dirs, work_sync
+from distmagic.remote.records import (
+    expiry,
+    found_files,
+    listing,
+    places,
+    work_dirs,
+    work_sync,
+)
 from distmagic.remote.wire.protocol import WorkDir
 from tests.lab.waiting import HANG_S
 
@@ -297,13 +304,13 @@ def test_a_file_is_read_only_where_its_size_and_its_times_do_not_tell(
     project, home, monkeypatch
 ):
     read: list[str] = []
-    digest_of_file = work_sync._digest_of_file
+    digest_of = found_files.digest_of
 
     def noted(file: Path) -> str:
         read.append(file.name)
-        return digest_of_file(file)
+        return digest_of(file)
 
-    monkeypatch.setattr(work_sync, "_digest_of_file", noted)
+    monkeypatch.setattr(found_files, "digest_of", noted)
     write(project, grown="1", longer=LARGE, same=LARGE + "1", touched=LARGE)
     path = prepared(work_of(project, home))
     write(path, grown="12", longer=LARGE + "1", same=LARGE + "2")

@@ -167,22 +167,9 @@ class EnvironmentSync:
         cure: str = "",
         what: str = "",
     ) -> None:
-        """Run a program to its end.
+        """Run a program to its end, or to that of the channel, and leave no process.
 
         If it fails, raises OSError with `what` failed, and the last lines of its output.
-        """
-        code, said = self._run(environment, argv)
-        if code:
-            last = said[-_TOLD_LINES:] or ["it wrote nothing"]
-            what = what or f"{' '.join(argv)} failed"
-            raise OSError("\n".join([f"{what}:", *last]) + cure)
-
-    def _run(
-        self, environment: Environment, argv: Sequence[str]
-    ) -> tuple[int, list[str]]:
-        """Run a program to its end; return its exit code, and the last lines of its output.
-
-        Ends with the channel, and leaves no process.
         """
         said: list[str] = []
         # This identifies its processes; children of this contact can be agents, whose template has
@@ -234,7 +221,10 @@ class EnvironmentSync:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
-        return child.wait(), said
+        if child.wait():
+            last = said[-_TOLD_LINES:] or ["it wrote nothing"]
+            what = what or f"{' '.join(argv)} failed"
+            raise OSError("\n".join([f"{what}:", *last]) + cure)
 
     def _keep(self, line: bytes, said: list[str]) -> None:
         if text := line.decode(errors="replace").strip():

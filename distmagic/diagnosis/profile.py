@@ -7,7 +7,7 @@ Times in a trace are microseconds since a date in the trace.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,9 @@ def _base_us(trace: Trace) -> float:
     return float(trace.get("baseTimeNanoseconds", 0)) / 1000
 
 
-def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
+def _of_rank(rank: int, trace: Trace, later_us: float) -> Iterator[dict[str, Any]]:
     found = trace["traceEvents"]
     own = next((one["pid"] for one in found if one.get("cat") == "cpu_op"), None)
-    events = []
     for one in found:
         about = str(one.get("name", "")).startswith("process_")
         # An event whose pid is a word belongs to no thread: the recorded window.
@@ -144,8 +143,7 @@ def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
             event["ts"] = one["ts"] + later_us
         if isinstance(one.get("id"), int):
             event["id"] = one["id"] + rank * _FLOWS
-        events.append(event)
-    return events
+        yield event
 
 
 def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:

@@ -9,7 +9,7 @@ only have an address.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from distmagic.remote.frozen import frozen
@@ -157,8 +157,7 @@ def _sharpened(
     `stderr` are the lines of stderr.
     """
     if found is None or not found.address:
-        by_nccl = _troubles_in("NCCL WARN", stderr)
-        return by_nccl[0] if by_nccl else found
+        return next(_troubles_in("NCCL WARN", stderr), found)
     if found.why == _LATE:
         for other in _troubles_in("[c10d]", stderr):
             if other.port == found.port and other.why != _LATE:
@@ -166,14 +165,12 @@ def _sharpened(
     return found
 
 
-def _troubles_in(mark: str, stderr: Sequence[str]) -> list[NetworkTrouble]:
-    """Return the errors in lines that contain `mark` and name the peer, or need none."""
-    troubles = []
+def _troubles_in(mark: str, stderr: Sequence[str]) -> Iterator[NetworkTrouble]:
+    """Yield the errors in lines that contain `mark` and name the peer, or need none."""
     for line in stderr:
         found = trouble(line) if mark in line else None
         if found is not None and (found.address or found.why == _NO_INTERFACE):
-            troubles.append(found)
-    return troubles
+            yield found
 
 
 def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:

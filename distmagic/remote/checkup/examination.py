@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -109,13 +110,11 @@ def _limit(value: int) -> int:
     return -1 if value == resource.RLIM_INFINITY else value
 
 
-def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
-    """Return small files of the kernel, in order, with the content of the readable ones."""
-    found = []
+def _read_all(folder: str, pattern: str) -> Iterator[tuple[Path, str]]:
+    """Yield small files of the kernel, in order, with the content of the readable ones."""
     for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(OSError):
-            found.append((path, path.read_text().strip()))
-    return found
+            yield path, path.read_text().strip()
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -80,12 +80,11 @@ def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
             text.writelines(found)
 
 
-def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the copied files that still exist unchanged.
+def kept() -> Iterator[KeptWorkDir]:
+    """Yield the copied files that still exist unchanged.
 
     They count as in use while any job runs on this host.
     """
-    found = []
     for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
         with suppress(OSError):
             origin, _, root = os.fsdecode((about / "root").read_bytes()).partition("\n")
@@ -94,7 +93,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
             if not sizes:
                 shutil.rmtree(about)
                 continue
-            one = KeptWorkDir(
+            yield KeptWorkDir(
                 name=root,
                 origin=origin,
                 owners=owners.of(about),
@@ -102,8 +101,6 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 age_s=max(0.0, age_s),
                 is_used=bool(listing.running()),
             )
-            found.append(one)
-    return tuple(found)
 
 
 def remove(root: str) -> int:

@@ -170,16 +170,15 @@ def _left_where_it_fails(path: Path, job: str, node_rank: int) -> Iterator[None]
         raise
 
 
-def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the working directories of this home, ordered by name.
+def kept() -> Iterator[KeptWorkDir]:
+    """Yield the working directories of this home, ordered by name.
 
     Unreadable ones are left out.
     """
-    found = []
     for path in places.matching(root(), "[!.]*"):
         directory = _Directory(path=path)
         with suppress(OSError):
-            one = KeptWorkDir(
+            yield KeptWorkDir(
                 name=path.name,
                 origin=directory.origin or "",
                 owners=owners.of(directory.about),
@@ -187,8 +186,6 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 age_s=max(0.0, places.now_at(root()) - directory.used_s()),
                 is_used=bool(directory.users()),
             )
-            found.append(one)
-    return tuple(found)
 
 
 def expire(now: float, kept_s: float) -> None:

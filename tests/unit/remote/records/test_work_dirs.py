@@ -455,7 +455,7 @@ def test_a_directory_remembers_who_began_the_jobs_that_used_it(project, home):
     for number in range(50):
         name = f"script (process {number})"
         work_dirs.prepare(work, f"p{number}", 0, name)
-    assert len(work_dirs.kept()[0].owners) == 20
+    assert len(next(work_dirs.kept()).owners) == 20
 
 
 def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch, golden):

@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -172,22 +171,13 @@ def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
     It need not be a child. Return False if it survives `timeout_s`.
     """
     end = time.monotonic() + timeout_s
-    pidfd = open_pidfd(process.pid)
-    try:
-        while True:
-            now = read(process.pid)
-            if now is None or now.started != process.started or now.state in "ZX":
-                return True
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return False
-            if pidfd >= 0:
-                select.select([pidfd], [], [], left_s)
-            else:
-                time.sleep(min(left_s, 0.02))
-    finally:
-        if pidfd >= 0:
-            os.close(pidfd)
+    while True:
+        now = read(process.pid)
+        if now is None or now.started != process.started or now.state in "ZX":
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.005)
 
 
 def open_pidfd(pid: int) -> int:

@@ -110,17 +110,14 @@ def remove(root: str) -> int:
     """
     about = _about(root)
     size = 0
-    folders = set()
     for path in _unchanged(about, root):
         size += os.lstat(path).st_size
         os.unlink(path)
         folder = os.path.dirname(path)
-        while folder.startswith(root):
-            folders.add(folder)
-            folder = os.path.dirname(folder)
-    for folder in sorted(folders, key=len, reverse=True):
-        with suppress(OSError):  # it has files of another origin
-            os.rmdir(folder)
+        with suppress(OSError):  # it has more files, perhaps of another origin
+            while folder.startswith(root):
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
     shutil.rmtree(about, ignore_errors=True)
     return size
 

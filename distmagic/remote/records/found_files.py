@@ -30,8 +30,8 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
     """
     named = pattern.removeprefix("./").rstrip("/")
     place = os.path.join(folder, named)
-    if os.path.isfile(place) and not os.path.islink(place):
-        return [_found(place, named)]  # a name may contain characters of patterns
+    if one := _found(place, named):
+        return [one]  # a name may contain characters of patterns
     parts = named.split("/")
     if os.path.isdir(place) and not os.path.islink(place):
         parts.append("**")
@@ -43,15 +43,10 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
                 f"{folder} has more files than can be looked through in {_LOOK_S:g} s"
             )
         for name in names:
-            path = os.path.relpath(os.path.join(inner, name), folder)
-            if not fits(path.split("/"), parts):
-                continue
-            try:
-                mode = os.lstat(os.path.join(inner, name)).st_mode
-                if stat.S_ISREG(mode):
-                    found.append(_found(os.path.join(inner, name), path))
-            except FileNotFoundError:
-                continue  # just removed
+            place = os.path.join(inner, name)
+            path = os.path.relpath(place, folder)
+            if fits(path.split("/"), parts) and (one := _found(place, path)):
+                found.append(one)
         if len(found) > MOST_FILES:
             raise ValueError(f"more than {MOST_FILES:,} files fit {pattern!r}")
     return sorted(found, key=lambda file: file.path)
@@ -66,8 +61,14 @@ def is_wanted(path: str, pattern: str) -> bool:
     return fits(names, parts) or fits(names, [*parts, "**"])
 
 
-def _found(place: str, path: str) -> FoundFile:
-    status = os.lstat(place)
+def _found(place: str, path: str) -> FoundFile | None:
+    """Return a regular file; None for anything else, and for one that was just removed."""
+    try:
+        status = os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
     return FoundFile(
         path=path,
         size_bytes=status.st_size,

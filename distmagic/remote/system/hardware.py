@@ -69,13 +69,13 @@ def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
     if mask is None:
         return tuple(gpus[name] for name in gpus if name.isdigit())
     found = []
-    for name in mask.split(","):
-        fitting = [key for key in gpus if name and key.startswith(name.strip())]
-        if name.strip() in gpus:
-            fitting = [name.strip()]
+    for part in mask.split(","):
+        name = part.strip()
+        # The start of a UUID is enough; a whole name is the shortest that fits.
+        fitting = [key for key in gpus if name and key.startswith(name)]
         if not fitting:
             break
-        found.append(gpus[fitting[0]])
+        found.append(gpus[min(fitting, key=len)])
     return tuple(found)
 
 

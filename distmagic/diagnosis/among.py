@@ -14,7 +14,6 @@ from distmagic.diagnosis.finding import (
     Finding,
     Level,
     Subject,
-    filled,
     is_loopback,
     odd_ones,
     others_have,
@@ -198,13 +197,13 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
                 "pinned": one.pasted(f"{row.title}=={usual}"),
                 "card": one.card,
             }
-            what = filled(row.words, names) if found else f"{row.title} is missing"
+            what = row.words.format_map(names) if found else f"{row.title} is missing"
             evidence = f"{what}, where {others_have(values, usual)} {usual or 'none'}."
             # Ranks with other minor versions of torch can't communicate.
             differs = _minor(found) != _minor(usual)
             level: Level = "error" if row.title == "torch" and differs else "warning"
             cure = row.cure if usual else row.removal
-            yield Finding(level, one.name, row.title, evidence, filled(cure, names))
+            yield Finding(level, one.name, row.title, evidence, cure.format_map(names))
 
 
 def _minor(version: str) -> list[str]:

@@ -33,8 +33,8 @@ _LOOK_S = 0.3
 _LINE_CHARS = 200
 # time for a killed program to end; one that hangs in the kernel never does
 _KILLED_S = 1.0
-# Lines of a program's output that are kept; an error shows the last of them.
-_KEPT_LINES = 400
+# The end of a program's output that is kept; an error shows its last lines.
+_KEPT_BYTES = 64 << 10
 _TOLD_LINES = 8
 # Variables that would direct the installers away from the new environment.
 _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
@@ -171,7 +171,7 @@ class EnvironmentSync:
 
         If it fails, raises OSError with `what` failed, and the last lines of its output.
         """
-        said: list[str] = []
+        said = b""
         # This identifies its processes; children of this contact can be agents, whose template has
         # ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
@@ -192,45 +192,31 @@ class EnvironmentSync:
         )
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
-        rest = b""
+        has_ended = False
         try:
-            while True:
+            while not has_ended:
                 # Its children may keep the pipe open, so the end of the pipe can be much later than
                 # its own.
                 has_ended = child.poll() is not None
-                try:
+                with suppress(TimeoutError, BlockingIOError):
                     if not has_ended:
                         self._notebook.wait(child.stdout, _TELL_S)
                     data = os.read(child.stdout.fileno(), 1 << 16)
                     has_ended = has_ended or not data
-                except (TimeoutError, BlockingIOError):
-                    data = b""
-                *whole, rest = (rest + data).split(b"\n")
-                for line in whole:
-                    self._keep(line, said)
+                    said = (said + data)[-_KEPT_BYTES:]
                 if has_ended or time.monotonic() - self._said_s > _LOOK_S:
                     places.touch([environment.path])
-                    self._say(self._line)
-                if has_ended:
-                    break
+                    self._say((_lines(said) or [self._line])[-1])
         finally:
-            if rest:
-                self._keep(rest, said)
             child.kill()
             processes.sweep(mark)
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
         if child.wait():
-            last = said[-_TOLD_LINES:] or ["it wrote nothing"]
+            last = _lines(said)[-_TOLD_LINES:] or ["it wrote nothing"]
             what = what or f"{' '.join(argv)} failed"
             raise OSError("\n".join([f"{what}:", *last]) + cure)
-
-    def _keep(self, line: bytes, said: list[str]) -> None:
-        if text := line.decode(errors="replace").strip():
-            self._line = text
-            said.append(text)
-            del said[:-_KEPT_LINES]
 
     def _say(self, line: str) -> None:
         self._line = line
@@ -240,6 +226,12 @@ class EnvironmentSync:
                 line=line[:_LINE_CHARS], elapsed_s=self._said_s - self._began_s
             )
         )
+
+
+def _lines(said: bytes) -> list[str]:
+    """Return the lines of a program's output, without blank ones."""
+    lines = map(str.strip, said.decode(errors="replace").splitlines())
+    return list(filter(None, lines))
 
 
 def _variables() -> dict[str, str]:

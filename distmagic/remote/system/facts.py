@@ -28,9 +28,6 @@ _TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE; other texts of NVML are sho
 def gather(home: Path, host_id: str) -> protocol.Facts:
     """Return the facts about this host; `home` and `host_id` come from `places`."""
     address, interface = route("")
-    cpus = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux: the CPUs that this process may use
-        cpus = len(os.sched_getaffinity(0))
     free_bytes, write_error = 0, ""
     try:
         free_bytes = shutil.disk_usage(home).free
@@ -40,7 +37,7 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
         executable=sys.executable,
         torch=torch_version(),
         gpus=count_gpus(),
-        cpus=cpus,
+        cpus=len(os.sched_getaffinity(0)),  # those that this process may use
         address=address,
         interface=interface,
         free_port=free_port(address),
@@ -228,8 +225,8 @@ def route(peer: str) -> tuple[str, str]:
 
     Without a `peer` ("") the address is the one to which the SSH client has connected. If that is a
     loopback address or no longer exists, the address is the one towards DISTMAGIC_CLIENT, such as a
-    scheduler's log-in node. The interface is "" if there is none, and on systems other than Linux.
-    Raises OSError if no route leads to `peer`.
+    scheduler's log-in node. The interface is "" if there is none. Raises OSError if no route leads
+    to `peer`.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
@@ -326,10 +323,8 @@ _IfAddrs._fields_ = (  # the start of struct ifaddrs, getifaddrs(3)
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has `address`; "" if there is none, and on systems other than
-    Linux.
-    """
-    if not address or not sys.platform.startswith("linux"):
+    """Return the interface that has `address`; "" if there is none."""
+    if not address:
         return ""
     libc = ctypes.CDLL(None)
     first = ctypes.POINTER(_IfAddrs)()

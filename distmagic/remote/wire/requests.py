@@ -27,6 +27,13 @@ class _OfNode:
     node_rank: int
 
 
+@frozen
+class _OfBlobs:
+    """A request about blobs, in this order."""
+
+    blobs: tuple[Blob, ...]
+
+
 @request
 class GetRoute:
     """Asks for the `Route` to `peer`, an address; "" means the machine that opened this
@@ -78,43 +85,37 @@ class ClaimDevices:
 
 
 @request
-class OfferBlobs:
+class OfferBlobs(_OfBlobs):
     """Asks which of these blobs the host lacks, in order to send them."""
 
-    blobs: tuple[Blob, ...] = ()
-
 
 @request
-class CheckBlobs:
+class CheckBlobs(_OfBlobs):
     """Asks which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
-    blobs: tuple[Blob, ...]
-
 
 @request
-class ServeBlobs:
-    """Asks the host to serve these blobs, in this order, to one other host that has the secret;
-    `Serving` follows.
+class ServeBlobs(_OfBlobs):
+    """Asks the host to serve these blobs to one other host that has the secret; `Serving`
+    follows.
 
     `has_them`: the host has the blobs. If not, `ReceiveBlobs` follows, and they are forwarded while
     they arrive. `address` is the host's own, and the only one on which it listens.
     """
 
-    blobs: tuple[Blob, ...]
     has_them: bool = False
     address: str
     secret: Secret
 
 
 @request
-class ReceiveBlobs:
-    """Asks the host to receive these blobs, in this order, from the host at `address` and `port`;
-    port 0: from the notebook.
+class ReceiveBlobs(_OfBlobs):
+    """Asks the host to receive these blobs from the host at `address` and `port`; port 0: from the
+    notebook.
 
     Any number of `ReceivedBytes` and `NeedBlob` follow, and at the end an empty `MissingBlobs`.
     """
 
-    blobs: tuple[Blob, ...]
     address: str = ""
     port: int = 0
     secret: Secret

@@ -95,7 +95,7 @@ class Doors:
 
 def knock(doors: tuple[HostDoor, ...]) -> tuple[str, ...]:
     """Return the result for each door."""
-    with ThreadPoolExecutor(_AT_ONCE, "distmagic-knock") as pool:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="distmagic-knock") as pool:
         return tuple(pool.map(_behind, doors))
 
 

@@ -67,14 +67,14 @@ def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
     kind = (_UNCORRECTED, _SINCE_DRIVER)
     errors = nvml_number(nvml, "nvmlDeviceGetTotalEccErrors", handle, *kind)
     reasons = nvml_number(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    slowed_by = [what for bit, what in _SLOWED if (reasons or 0) & bit]
+    slowed_by = (what for bit, what in _SLOWED if (reasons or 0) & bit)
     return GpuHealth(
         model=nvml_text(nvml, "nvmlDeviceGetName", handle),
         used_bytes=used,
         total_bytes=total,
         holders=_holders(nvml, handle),
         ecc_errors=errors or 0,
-        slowed_by=slowed_by[0] if slowed_by else "",
+        slowed_by=next(slowed_by, ""),
     )
 
 

@@ -102,26 +102,27 @@ class EnvironmentSync:
         # It may be where its installer puts it, outside of PATH.
         places_of_uv = [os.environ.get("PATH", ""), *map(os.path.expanduser, ("~/.local/bin", "~/.cargo/bin"))]  # fmt: skip
         uv = shutil.which("uv", path=os.pathsep.join(places_of_uv))
-        argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
-        cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
-        if not uv:
-            _begin(environment, request.owner)
-        self._must(environment, [*argv, str(environment.path)], cure)
-        if uv:  # only now: it makes an environment in an empty folder
-            _begin(environment, request.owner)
+        path = str(environment.path)
         sources = []
-        if not uv:
-            python, uv = str(environment.python), str(environment.path / "bin" / "uv")
-            pip = [python, "-m", "pip"]
+        if uv:
+            self._must(environment, [uv, "venv", "--python", base, path])
+            # Only now: uv makes an environment in an empty folder.
+            _begin(environment, request.owner)
+        else:
+            _begin(environment, request.owner)
+            cure = "\nInstall uv on this host, or its package python3-venv"
+            self._must(environment, [base, "-m", "venv", path], cure)
+            pip = [str(environment.python), "-m", "pip"]
             self._must(environment, [*pip, "install", "uv"], cure)
+            uv = f"{path}/bin/uv"
             sources = _sources(pip)
         # The contact's umask lets only its user read these files: the URL of an index can contain a
         # password.
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
-            wanted.write_text(request.lock["pylock.toml"], encoding="utf-8")
-            lines = []
+            lines = request.lock["pylock.toml"].split("\n")
+            sources = []  # it has the location of each package
         elif request.lock:
             # The requirements equivalent to a uv.lock.
             folder = environment.path / "lock"
@@ -130,30 +131,21 @@ class EnvironmentSync:
                 text = request.lock.get(name, "")
                 (folder / name).write_text(text, encoding="utf-8")
             exported = folder / "requirements.txt"
-            self._must(
-                environment,
-                [
-                    uv,
-                    *environments.UV_EXPORT,
-                    str(exported),
-                    "--directory",
-                    str(folder),
-                ],
-            )
+            argv = [uv, *environments.UV_EXPORT, str(exported), "--directory", str(folder)]  # fmt: skip
+            self._must(environment, argv)
             lines = exported.read_text().splitlines()
         else:
             lines = list(request.requirements)
         if any(line.startswith(("-i", "--index-url")) for line in lines):
             # pip uses the one in the file, and uv refuses a second one.
             sources = [line for line in sources if not line.startswith("--index-url")]
-        if wanted.suffix == ".txt":  # a lock file has the location of each package
-            lines = [*sources, *lines]
-            wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join([*sources, *lines]) + "\n"
+        wanted.write_text(text, encoding="utf-8")
         self._say("installing the packages")
-        install = [uv, "pip", "install", "--python", str(environment.python)]
+        python = str(environment.python)
         self._must(
             environment,
-            [*install, "-r", str(wanted)],
+            [uv, "pip", "install", "--python", python, "-r", str(wanted)],
             what="the packages could not be installed",
         )
         environment.finish()

@@ -165,18 +165,13 @@ def send(process: ProcessInfo, number: int) -> None:
             return  # it has just ended, or has changed its user (setuid)
 
 
-def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Wait until this process has ended.
-
-    It need not be a child. Return False if it survives `timeout_s`.
-    """
+def wait_gone(process: ProcessInfo, timeout_s: float) -> None:
+    """Wait until this process has ended, at most `timeout_s`. It need not be a child."""
     end = time.monotonic() + timeout_s
-    while True:
+    while time.monotonic() < end:
         now = read(process.pid)
         if now is None or now.started != process.started or now.state in "ZX":
-            return True
-        if time.monotonic() >= end:
-            return False
+            return
         time.sleep(0.005)
 
 

@@ -554,7 +554,7 @@ def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(
     with pytest.raises(OSError, match="job far "):
         work_dirs.remove(NAME)
     assert [one.is_used for one in work_dirs.kept()] == [True, False]
-    expiry.expire()
+    expiry.expire(places.now_at(home))
     assert mark.exists()
     assert there(path) == {"a": "1", "snapshot": "5"}
 

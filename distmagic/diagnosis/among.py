@@ -14,7 +14,6 @@ from distmagic.diagnosis.finding import (
     Finding,
     Level,
     Subject,
-    filled,
     is_loopback,
     odd_ones,
     others_have,
@@ -116,33 +115,28 @@ _ROWS = (
 _OF_A_HOST = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
-def rows(subjects: Sequence[Subject]) -> list[Trait]:
-    """Return all properties that should be equal on these hosts, with the variables and packages of
+def rows(subjects: Sequence[Subject]) -> Iterator[Trait]:
+    """Yield all properties that should be equal on these hosts, with the variables and packages of
     any of them.
     """
-    found = list(_ROWS)
+    yield from _ROWS
     for name in sorted({name for one in subjects for name in one.examined.variables}):
-        found.append(
-            Trait(
-                title=name,
-                value=partial(_variable, name),
-                rank=lambda value, count: (count, not value),
-                words="{title}={found}",
-                cure="" if name in _OF_A_HOST else "Give all ranks one value: --env {entry}    # or change it in the start-up files of {host}",
-                removal="Remove it from the start-up files of {host}, or give all ranks the right value: --env {title}=VALUE",
-            )
+        yield Trait(
+            title=name,
+            value=partial(_variable, name),
+            rank=lambda value, count: (count, not value),
+            words="{title}={found}",
+            cure="" if name in _OF_A_HOST else "Give all ranks one value: --env {entry}    # or change it in the start-up files of {host}",
+            removal="Remove it from the start-up files of {host}, or give all ranks the right value: --env {title}=VALUE",
         )  # fmt: skip
     names = {name for one in subjects for name in one.examined.packages}
     for name in sorted(names - {"torch"}):
-        found.append(
-            Trait(
-                title=name,
-                value=partial(_package, name),
-                words="{title} {found}",
-                cure="Install the same packages on all hosts: %distributed env sync. By hand: {by_hand} {python} -m pip install {pinned}",
-            )
+        yield Trait(
+            title=name,
+            value=partial(_package, name),
+            words="{title} {found}",
+            cure="Install the same packages on all hosts: %distributed env sync. By hand: {by_hand} {python} -m pip install {pinned}",
         )  # fmt: skip
-    return found
 
 
 def _variable(name: str, one: Subject) -> str:
@@ -203,13 +197,13 @@ def _of_row(row: Trait, subjects: Sequence[Subject]) -> Iterator[Finding]:
                 "pinned": one.pasted(f"{row.title}=={usual}"),
                 "card": one.card,
             }
-            what = filled(row.words, names) if found else f"{row.title} is missing"
+            what = row.words.format_map(names) if found else f"{row.title} is missing"
             evidence = f"{what}, where {others_have(values, usual)} {usual or 'none'}."
             # Ranks with other minor versions of torch can't communicate.
             differs = _minor(found) != _minor(usual)
             level: Level = "error" if row.title == "torch" and differs else "warning"
             cure = row.cure if usual else row.removal
-            yield Finding(level, one.name, row.title, evidence, filled(cure, names))
+            yield Finding(level, one.name, row.title, evidence, cure.format_map(names))
 
 
 def _minor(version: str) -> list[str]:

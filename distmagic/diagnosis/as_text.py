@@ -59,9 +59,9 @@ def headline(report: Diagnosis) -> str:
 def columns(report: Diagnosis, table: Sequence[Line]) -> list[Column]:
     """Return the columns of a table of the report; odd cells have a star."""
     found = [Column(title="", cells=[plain(line.title) for line in table])]
-    for index, host in enumerate(report.hosts):
-        cells = [cut_middle(plain(line.cells[index] or "-"), _CELL) for line in table]
-        odd = frozenset(row for row, line in enumerate(table) if index in line.odd)
+    for host in report.hosts:
+        cells = [cut_middle(plain(line.cells.get(host) or "-"), _CELL) for line in table]  # fmt: skip
+        odd = frozenset(row for row, line in enumerate(table) if host in line.odd)
         found.append(Column(title=plain(host), cells=cells, best=odd))
     return found
 

@@ -80,14 +80,14 @@ class Subject:
 
 @frozen
 class Line:
-    """One line of the table: one cell for each host, "" if unknown.
+    """One line of a table: a cell for each host, by its name; "" or none if unknown.
 
     `odd` are the hosts with a finding.
     """
 
     title: str
-    cells: tuple[str, ...]
-    odd: frozenset[int] = frozenset()
+    cells: Mapping[str, str]
+    odd: frozenset[str] = frozenset()
 
 
 @frozen
@@ -136,13 +136,3 @@ def others_have(values: Mapping[str, str], usual: str) -> str:
     if len(have) == len(values) - 1:
         return "the others have"
     return f"{len(have)} hosts have"
-
-
-def filled(text: str, names: Mapping[str, str]) -> str:
-    """Replace names in braces in a text.
-
-    Unlike `str.format` it accepts any text, even from hosts.
-    """
-    for name, word in names.items():
-        text = text.replace(f"{{{name}}}", word)
-    return text

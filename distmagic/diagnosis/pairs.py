@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from distmagic.diagnosis.finding import Finding, Subject
-from distmagic.remote.checkup.collective import compared
+from distmagic.remote.checkup.collective import Speed, compared
+
+HostPair = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two hosts that ran collectives with each other: latency of the smallest, bytes per second of
-    large ones.
+def findings(
+    speeds: Mapping[HostPair, Speed],
+    judged: Sequence[HostPair],
+    subjects: Mapping[str, Subject],
+) -> list[Finding]:
+    """Return the hosts and links that are slower than most. `subjects` has the hosts by name.
 
-    If others ran at the same time, it may be faster than that: `is_judged` is False.
+    Only pairs in `judged` may be called slow: others ran at the same time as the rest.
     """
-
-    hosts: tuple[str, str]
-    latency_s: float
-    bytes_per_s: float
-    is_judged: bool = True
-
-
-def findings(pairs: Sequence[Pair], subjects: Mapping[str, Subject]) -> list[Finding]:
-    """Return the hosts and links that are slower than most. `subjects` has the hosts by name."""
-    if len(pairs) < 2:
+    if len(speeds) < 2:
         return []
-    speeds = {pair.hosts: (pair.latency_s, pair.bytes_per_s) for pair in pairs}
     (prompt, usual), late, slow = compared(speeds)
-    judged = [pair for pair in pairs if pair.is_judged]
+    own = {pair: speeds[pair] for pair in judged}
     return [
-        *_of(judged, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
-        *_of(judged, late, "latency", f"most pairs need {_time(prompt)}", subjects),
+        *_of(own, slow, "bandwidth", f"most pairs have {_rate(usual)}", subjects),
+        *_of(own, late, "latency", f"most pairs need {_time(prompt)}", subjects),
     ]
 
 
-def in_words(pair: Pair) -> str:
+def in_words(speed: Speed) -> str:
     """Return the measurements of a pair as text."""
-    return f"{_rate(pair.bytes_per_s)}, {_time(pair.latency_s)}"
+    latency_s, bytes_per_s = speed
+    return f"{_rate(bytes_per_s)}, {_time(latency_s)}"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -52,23 +46,23 @@ def _time(seconds: float) -> str:
 
 
 def _of(
-    pairs: Sequence[Pair], bad: set[tuple[str, str]], what: str, usual: str, subjects: Mapping[str, Subject]
+    speeds: Mapping[HostPair, Speed], bad: set[HostPair], what: str, usual: str, subjects: Mapping[str, Subject]
 ) -> Iterator[Finding]:  # fmt: skip
-    explained: set[tuple[str, str]] = set()
+    explained: set[HostPair] = set()
     how = "high" if what == "latency" else "low"
-    for host in dict.fromkeys(name for pair in pairs for name in pair.hosts):
-        own = [pair for pair in pairs if host in pair.hosts]
-        if len(own) > 1 and all(pair.hosts in bad for pair in own):
-            explained.update(pair.hosts for pair in own)
-            best = max(own, key=lambda pair: pair.bytes_per_s)
+    for host in dict.fromkeys(name for pair in speeds for name in pair):
+        own = [pair for pair in speeds if host in pair]
+        if len(own) > 1 and bad.issuperset(own):
+            explained.update(own)
+            best = max((speeds[pair] for pair in own), key=lambda speed: speed[1])
             evidence = f"its {what} is {how} with each of {len(own)} hosts, at best {in_words(best)}: {usual}."
             ask, card = subjects[host].by_hand, subjects[host].card
             cure = f"Look at its card and cable: {ask} ethtool {card}\nand at its errors: {ask} ip -s link show {card}"
             yield Finding("warning", host, what, evidence, cure)
-    for pair in pairs:
-        if pair.hosts in bad - explained:
-            one, other = pair.hosts
-            evidence = f"the link to {one} is slow, {in_words(pair)}: {usual}."
+    for pair, speed in speeds.items():
+        if pair in bad - explained:
+            one, other = pair
+            evidence = f"the link to {one} is slow, {in_words(speed)}: {usual}."
             address = subjects[other].pasted(subjects[one].examined.route.address)
             cure = (
                 f"Look at the way between them: {subjects[other].by_hand} mtr -rn {address}\n"

@@ -7,7 +7,7 @@ Times in a trace are microseconds since a date in the trace.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,9 @@ def _base_us(trace: Trace) -> float:
     return float(trace.get("baseTimeNanoseconds", 0)) / 1000
 
 
-def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
+def _of_rank(rank: int, trace: Trace, later_us: float) -> Iterator[dict[str, Any]]:
     found = trace["traceEvents"]
     own = next((one["pid"] for one in found if one.get("cat") == "cpu_op"), None)
-    events = []
     for one in found:
         about = str(one.get("name", "")).startswith("process_")
         # An event whose pid is a word belongs to no thread: the recorded window.
@@ -144,8 +143,7 @@ def _of_rank(rank: int, trace: Trace, later_us: float) -> list[dict[str, Any]]:
             event["ts"] = one["ts"] + later_us
         if isinstance(one.get("id"), int):
             event["id"] = one["id"] + rank * _FLOWS
-        events.append(event)
-    return events
+        yield event
 
 
 def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
@@ -156,17 +154,23 @@ def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
     calls: Counter[str] = Counter()
     events = [one for trace in traces.values() for one in trace["traceEvents"]]
     on_gpu = any(one.get("cat") in _ON_GPU for one in events)
+    kinds = _ON_GPU if on_gpu else ("cpu_op",)
     for rank, trace in traces.items():
-        lanes: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
-        for one in trace["traceEvents"]:
-            if one.get("cat") in (_ON_GPU if on_gpu else ("cpu_op",)) and "dur" in one:
-                lanes[one["pid"], one["tid"]].append(one)
-        for lane in lanes.values():
-            for one, own_us in _own_times(lane):
-                us[one["name"]][rank] += own_us
-                calls[one["name"]] += 1
+        found = [one for one in trace["traceEvents"] if one.get("cat") in kinds and "dur" in one]  # fmt: skip
+        # The unfinished operations of each thread or stream, innermost last.
+        unfinished: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
+        for one in sorted(found, key=lambda one: (one["ts"], -one["dur"])):
+            outer = unfinished[one["pid"], one["tid"]]
+            while outer and outer[-1]["ts"] + outer[-1]["dur"] <= one["ts"]:
+                outer.pop()
+            if outer:
+                us[outer[-1]["name"]][rank] -= one["dur"]
+            us[one["name"]][rank] += one["dur"]
+            calls[one["name"]] += 1
+            outer.append(one)
     ops = []
-    for name, by_rank in us.items():
+    for name, own_us in us.items():
+        by_rank = {rank: max(0.0, one) for rank, one in own_us.items()}
         slowest = max(by_rank, key=lambda rank: (by_rank[rank], -rank))
         ops.append(
             Op(
@@ -178,22 +182,6 @@ def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
             )
         )
     return tuple(sorted(ops, key=lambda op: (-op.ms, op.name))[:_MOST_OPS])
-
-
-def _own_times(lane: list[TraceEvent]) -> list[tuple[TraceEvent, float]]:
-    """Return the events of one thread, each with its own time without nested events."""
-    own: list[list[Any]] = []
-    open_ones: list[list[Any]] = []
-    for one in sorted(lane, key=lambda event: (event["ts"], -event["dur"])):
-        while (
-            open_ones and open_ones[-1][0]["ts"] + open_ones[-1][0]["dur"] <= one["ts"]
-        ):
-            open_ones.pop()
-        if open_ones:
-            open_ones[-1][1] -= one["dur"]
-        own.append([one, one["dur"]])
-        open_ones.append(own[-1])
-    return [(one, max(0.0, own_us)) for one, own_us in own]
 
 
 def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
@@ -215,14 +203,14 @@ def waits(traces: Mapping[int, Trace], steps: int) -> tuple[RankWait, ...]:
         rows = []
         for rank, found in made.items():
             rows.append(
-                [(rank, end - begin) for begin, end in found[name] if end >= begun_us]
+                [(end - begin, rank) for begin, end in found[name] if end >= begun_us]
             )
         for call in zip(*rows, strict=False):
-            least = min(took for _, took in call)
-            last[min(call, key=lambda one: one[1])[0]] += 1
-            for rank, took in call:
-                calls_us[rank] += took
-                waits_us[rank] += took - least
+            least_us, latest = min(call)
+            last[latest] += 1
+            for took_us, rank in call:
+                calls_us[rank] += took_us
+                waits_us[rank] += took_us - least_us
     found_waits = [
         RankWait(
             rank=rank,

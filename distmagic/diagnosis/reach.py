@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from distmagic.diagnosis.finding import ANY_PORT, Finding, Line, Subject, filled
+from distmagic.diagnosis.finding import ANY_PORT, Finding, Line, Subject
 
 _WORDS = {
     "refused": "refused",
@@ -97,7 +97,7 @@ class _Door:
             host.name,
             f"{check}{named}",
             f"{what}: {_WORDS[self.answer]}{more}.",
-            filled(f"{_CURES[self.answer]}\n{by_hand}", words),
+            f"{_CURES[self.answer]}\n{by_hand}".format_map(words),
         )
 
 
@@ -160,7 +160,7 @@ def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...
     every = len({port for one in subjects for _, port in one.dials})
     rows = []
     for one in subjects:
-        cells, shut = [], 0
+        cells, shut = {}, 0
         for name in hosts:
             doors = {port: answer for (host, port), answer in one.dials.items() if host == name}  # fmt: skip
             closed = {port: _WORDS[answer] for port, answer in doors.items() if answer != "open"}  # fmt: skip
@@ -170,7 +170,7 @@ def square(hosts: Sequence[str], subjects: Sequence[Subject]) -> tuple[Line, ...
                 cell = ", ".join(f"{port} {answer}" for port, answer in closed.items())
             if ANY_PORT in closed or len(closed) == every > 0:
                 cell = next(iter(closed.values()))
-            cells.append(cell)
-        rows.append((shut, Line(title=one.name, cells=tuple(cells))))
+            cells[name] = cell
+        rows.append((shut, Line(title=one.name, cells=cells)))
     rows.sort(key=lambda row: -row[0])
     return tuple(line for _, line in rows) if rows and rows[0][0] else ()

@@ -18,7 +18,6 @@ from distmagic.diagnosis.finding import (
     Subject,
     Unreached,
 )
-from distmagic.diagnosis.pairs import Pair
 from distmagic.errors import DistmagicError
 from distmagic.remote.checkup.collective import RankPair, Speed
 
@@ -42,7 +41,7 @@ class Report(Diagnosis):
         for name in ("table", "square", "speeds"):
             lines: Sequence[Line] = getattr(self, name)
             data[name] = {
-                line.title: dict(zip(self.hosts, line.cells, strict=True))
+                line.title: {host: line.cells.get(host, "") for host in self.hosts}
                 for line in lines
             }
         return json.dumps(data, indent=2)
@@ -71,9 +70,9 @@ def report(
         compared[row.title] = {one.name: row.value(one) or "" for one in there}
     table, alike = [], []
     for title, cells in compared.items():
-        line = _line(title, cells, hosts, found)
+        line = _line(title, cells, found)
         # An unreachable host differs in nothing.
-        values = {cell for cell in line.cells if cell}
+        values = set(filter(None, cells.values()))
         if line.odd or len(values) > 1:
             table.append(line)
         elif values:
@@ -82,7 +81,7 @@ def report(
     for one in there:
         for title, cell in _looked_at(one).items():
             looked_at.setdefault(title, {})[one.name] = cell
-    lines = [_line(title, cells, hosts, found) for title, cells in looked_at.items()]
+    lines = [_line(title, cells, found) for title, cells in looked_at.items()]
     return Report(
         hosts=tuple(hosts),
         findings=tuple(found),
@@ -116,15 +115,9 @@ def _findings(
     return unique.values()
 
 
-def _line(
-    title: str,
-    cells: Mapping[str, str],
-    hosts: Sequence[str],
-    found: Sequence[Finding] = (),
-) -> Line:
-    odd = [hosts.index(one.host) for one in found if one.check == title]
-    row = tuple(cells.get(host, "") for host in hosts)
-    return Line(title=title, cells=row, odd=frozenset(odd))
+def _line(title: str, cells: Mapping[str, str], found: Sequence[Finding]) -> Line:
+    odd = frozenset(one.host for one in found if one.check == title)
+    return Line(title=title, cells=cells, odd=odd)
 
 
 def _reached(one: Subject | Unreached) -> str:
@@ -165,23 +158,22 @@ def with_pairs(
 
     Only those in `judged` may be called slow.
     """
-    measured = []
+    hosts = before.hosts
+    measured = {}
+    may_be_slow = []
+    rows: dict[str, dict[str, str]] = {host: {} for host in hosts}
+    for ranks, speed in sorted(results.items()):
+        one, other = hosts[ranks[0]], hosts[ranks[1]]
+        measured[one, other] = speed
+        if ranks in judged:
+            may_be_slow.append((one, other))
+        rows[one][other] = rows[other][one] = pairs.in_words(speed)
     subjects = {one.name: one for one in before.subjects}
-    speeds: dict[str, dict[str, str]] = {host: {} for host in before.hosts}
-    for (rank, other), (latency_s, bytes_per_s) in sorted(results.items()):
-        hosts = before.hosts[rank], before.hosts[other]
-        pair = Pair(
-            hosts=hosts, latency_s=latency_s, bytes_per_s=bytes_per_s, is_judged=(rank, other) in judged,
-        )  # fmt: skip
-        measured.append(pair)
-        for one, peer in (hosts, hosts[::-1]):
-            speeds[one][peer] = pairs.in_words(pair)
+    found = pairs.findings(measured, may_be_slow, subjects)
     return replace(
         before,
-        findings=(*before.findings, *pairs.findings(measured, subjects)),
-        speeds=tuple(
-            _line(host, cells, before.hosts) for host, cells in speeds.items()
-        ),
+        findings=(*before.findings, *found),
+        speeds=tuple(Line(title=host, cells=cells) for host, cells in rows.items()),
         took_s=before.took_s + took_s,
     )
 

@@ -10,6 +10,7 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import field
 from typing import Literal
 
 from distmagic.errors import UsageError
@@ -34,15 +35,11 @@ class Side:
     ranks: tuple[int, ...]
     call: str
     waiting: tuple[int, ...]
-    places: tuple[str, ...] = ()
+    places: Mapping[int, str] = field(default_factory=dict)
 
     def place(self, ranks: Collection[int]) -> str:
         """Return the one line that made the call on these ranks; "" for several, or none."""
-        known = {
-            place
-            for rank, place in zip(self.ranks, self.places, strict=False)
-            if rank in ranks and place
-        }
+        known = {self.places.get(rank, "") for rank in ranks} - {""}
         return known.pop() if len(known) == 1 else ""
 
 
@@ -137,7 +134,7 @@ def _sides(made: Mapping[int, CallRecord]) -> tuple[Side, ...]:
             ranks=tuple(ranks),
             call=" ".join(part for part in key if part),
             waiting=tuple(rank for rank in ranks if not made[rank].is_over),
-            places=tuple(_place(made[rank]) for rank in ranks),
+            places={rank: _place(made[rank]) for rank in ranks},
         )
         for key, ranks in ordered
     )

@@ -23,17 +23,14 @@ _ECHOES = (
 # Advice for unclear errors of torch; `{host}` is the rank's host.
 _CURES = (
     (
-        re.compile(
-            r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-            re.IGNORECASE,
-        ),
+        r"(?:CUDA|HIP) (?:error: )?out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
         (
             "A GPU of {host} has no memory left. Use smaller batches, or fewer ranks on that host (--nproc-per-node); "
             "nvidia-smi on that host lists the processes that use it."
         ),
     ),
     (
-        re.compile(r"(?:CUDA|HIP) error: device-side assert", re.IGNORECASE),
+        r"(?:CUDA|HIP) error: device-side assert",
         (
             "A kernel on a GPU of {host} found a value that is not allowed, for example an index out of range; stderr names "
             "the assertion. The traceback may show a later line than the cause: run it again with "
@@ -41,7 +38,7 @@ _CURES = (
         ),
     ),
     (
-        re.compile(r"(?:CUDA|HIP) error: invalid device ordinal", re.IGNORECASE),
+        r"(?:CUDA|HIP) error: invalid device ordinal",
         (
             "A rank on {host} asked for a GPU that it does not have. Use LOCAL_RANK, not RANK: "
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). If the host has fewer GPUs than ranks, leave the number '
@@ -49,7 +46,7 @@ _CURES = (
         ),
     ),
     (
-        re.compile(r"Duplicate GPU detected"),
+        r"Duplicate GPU detected",
         (
             "Two ranks use one GPU, which NCCL refuses. Before init_process_group, each rank takes its own: "
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])). Where there are fewer GPUs than ranks, give a host a rank '
@@ -57,9 +54,9 @@ _CURES = (
         ),
     ),
     (
-        re.compile(
+        (
             r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|Found no NVIDIA driver"
-            r"|no GPUs found",
+            r"|no GPUs found"
         ),
         (
             "The ranks on {host} see no GPU. Check CUDA_VISIBLE_DEVICES on that host, and that nvidia-smi lists one; or ask "
@@ -67,45 +64,44 @@ _CURES = (
         ),
     ),
     (
-        re.compile(r"doesn't have NCCL built in"),
+        r"doesn't have NCCL built in",
         (
             "The torch on {host} has no NCCL, which is for NVIDIA's GPUs. Write init_process_group() without a backend, or "
             'with "gloo"; or name a Python of that host whose torch has CUDA: --python.'
         ),
     ),
     (
-        re.compile(r"Torch not compiled with CUDA enabled|has no attribute '_cuda_"),
+        r"Torch not compiled with CUDA enabled|has no attribute '_cuda_",
         (
             "The torch on {host} was built without CUDA. Ask torch.cuda.is_available() before a GPU is used; or name a Python "
             "of that host whose torch has CUDA: --python."
         ),
     ),
     (
-        re.compile(r"Default process group has not been initialized"),
+        r"Default process group has not been initialized",
         (
             "This rank had no process group yet. Call torch.distributed.init_process_group() at the start of the function that "
             "the ranks run."
         ),
     ),
     (
-        re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE),
+        r"EADDRINUSE|address already in use",
         (
             "The port is taken on {host}, by another program or by a second process group on the same port. Leave MASTER_ADDR "
             "and MASTER_PORT as torchrun has set them, or name a free port: --master-port."
         ),
     ),
     (
-        re.compile(r"^(?:bdb\.)?BdbQuit\b|EOF when reading a line|^EOFError:?\s*$"),
+        r"^(?:bdb\.)?BdbQuit\b|EOF when reading a line|^EOFError:?\s*$",
         (
             "breakpoint(), pdb or input() got no answer: somebody typed q, or nobody can type in this run. Run it in an open "
             "notebook, or in a terminal: distmagic run."
         ),
     ),
     (
-        re.compile(
+        (
             r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for"
-            r"|(?:allreduce|broadcast|barrier|all_?gather|reduce_?scatter)\w* .{0,80}timed out",
-            re.IGNORECASE,
+            r"|(?:allreduce|broadcast|barrier|all_?gather|reduce_?scatter)\w* .{0,80}timed out"
         ),
         (
             "A rank waited longer than the time limit in a collective call. Another rank is slow, or did not make that call.\n"
@@ -149,7 +145,7 @@ def cure_in_words(text: str, host: str, *, stays: bool = False) -> str:
     """
     text = text[:20_000]
     for pattern, words in _CURES:
-        if pattern.search(text):
+        if re.search(pattern, text, re.IGNORECASE):
             return words.format(host=host)
     found = _NAME.search(text)
     if found is None:

@@ -9,7 +9,7 @@ only have an address.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from distmagic.remote.frozen import frozen
@@ -46,12 +46,10 @@ _LIBRARIES = re.compile(
     re.IGNORECASE,
 )
 _PLACES = (
-    re.compile(
-        r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b"
-    ),  # gloo, torch: [10.0.0.2]:40000
-    re.compile(r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)"),  # torch: (gpu-a, 29500)
-    re.compile(r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>"),  # NCCL: 10.0.0.2<43421>
-    re.compile(r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b"),  # NCCL at times
+    r"\[(?:::ffff:)?(?P<name>[^\]\[\s/]+)\]:(?P<port>\d{1,5})\b",  # gloo, torch: [10.0.0.2]:40000
+    r"\((?P<name>[^()\s,]+), (?P<port>\d{1,5})\)",  # torch: (gpu-a, 29500)
+    r"(?P<name>[^\s<>\[\]()]+)<(?P<port>\d{1,5})>",  # NCCL: 10.0.0.2<43421>
+    r"\bto (?P<name>\d+(?:\.\d+){3}):(?P<port>\d{1,5})\b",  # NCCL at times
 )
 _OWN = re.compile(r"(?:\b(?:local|addr)=|\bfrom )$")  # before this end's own address
 _OPEN = "gloo and NCCL connect the ranks over ports that the system chooses, mostly 32768 to 60999: open these between the hosts (%distributed help firewall)."
@@ -108,7 +106,7 @@ def _place(text: str, near: int) -> tuple[str, int | None]:
         found = [
             match
             for pattern in _PLACES
-            for match in pattern.finditer(part)
+            for match in re.finditer(pattern, part)
             if 0 < int(match["port"]) < 65536
         ]
         others = [one for one in found if not _OWN.search(part[: one.start()])]
@@ -159,8 +157,7 @@ def _sharpened(
     `stderr` are the lines of stderr.
     """
     if found is None or not found.address:
-        by_nccl = _troubles_in("NCCL WARN", stderr)
-        return by_nccl[0] if by_nccl else found
+        return next(_troubles_in("NCCL WARN", stderr), found)
     if found.why == _LATE:
         for other in _troubles_in("[c10d]", stderr):
             if other.port == found.port and other.why != _LATE:
@@ -168,14 +165,12 @@ def _sharpened(
     return found
 
 
-def _troubles_in(mark: str, stderr: Sequence[str]) -> list[NetworkTrouble]:
-    """Return the errors in lines that contain `mark` and name the peer, or need none."""
-    troubles = []
+def _troubles_in(mark: str, stderr: Sequence[str]) -> Iterator[NetworkTrouble]:
+    """Yield the errors in lines that contain `mark` and name the peer, or need none."""
     for line in stderr:
         found = trouble(line) if mark in line else None
         if found is not None and (found.address or found.why == _NO_INTERFACE):
-            troubles.append(found)
-    return troubles
+            yield found
 
 
 def _peer(found: NetworkTrouble, host: str, names: Mapping[str, str]) -> str:

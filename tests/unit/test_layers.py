@@ -380,8 +380,12 @@ def test_threads_begin_in_few_modules_and_each_is_told_who_ends_it():
                     assert re.search(
                         rf"^    .*\b{named}\b.*  ", threads.__doc__, re.MULTILINE
                     )
-    # Pools of threads are made in the second.
-    assert making == {"remote.system.threads", "connection.parallel"}
+    # Pools of threads are made in the last two.
+    assert making == {
+        "remote.system.threads",
+        "connection.parallel",
+        "remote.checkup.doors",
+    }
 
 
 def test_nothing_draws_from_a_generator_that_users_seed():

@@ -18,6 +18,7 @@ import errno
 import hashlib
 import hmac
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from distmagic.remote.system import threads
 from distmagic.remote.system.facts import family_of
@@ -94,17 +95,8 @@ class Doors:
 
 def knock(doors: tuple[HostDoor, ...]) -> tuple[str, ...]:
     """Return the result for each door."""
-    answers = [""] * len(doors)
-
-    def try_one(index: int) -> None:
-        answers[index] = _behind(doors[index])
-
-    for first in range(0, len(doors), _AT_ONCE):
-        some = range(first, min(first + _AT_ONCE, len(doors)))
-        begun = [threads.begin("knock", try_one, index) for index in some]
-        for thread in begun:
-            thread.join()
-    return tuple(answers)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="distmagic-knock") as pool:
+        return tuple(pool.map(_behind, doors))
 
 
 def _behind(door: HostDoor) -> str:

@@ -7,11 +7,13 @@ import os
 import re
 import resource
 import socket
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from distmagic.remote.checkup import gpu_health, nccl_ras
 from distmagic.remote.system import facts, threads
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 _VARIABLES = re.compile(
@@ -99,24 +101,20 @@ def _infiniband() -> dict[str, str]:
 
 def _capabilities() -> int:
     """Return the effective capabilities of this process, as a bit mask; 0 if unknown."""
-    with contextlib.suppress(OSError):
-        status = Path("/proc/self/status").read_text()
-        if found := re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE):
-            return int(found[1], 16)
-    return 0
+    status = text_of(Path("/proc/self/status"))
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0
 
 
 def _limit(value: int) -> int:
     return -1 if value == resource.RLIM_INFINITY else value
 
 
-def _read_all(folder: str, pattern: str) -> list[tuple[Path, str]]:
-    """Return small files of the kernel, in order, with the content of the readable ones."""
-    found = []
+def _read_all(folder: str, pattern: str) -> Iterator[tuple[Path, str]]:
+    """Yield small files of the kernel, in order, with the content of the readable ones."""
     for path in sorted(Path(folder).glob(pattern)):
         with contextlib.suppress(OSError):
-            found.append((path, path.read_text().strip()))
-    return found
+            yield path, path.read_text().strip()
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

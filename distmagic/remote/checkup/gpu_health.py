@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.system import facts
-from distmagic.remote.system.facts import ask_nvml
+from distmagic.remote.system.facts import ask_nvml, nvml_number, nvml_text
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire.protocol import GpuHealth
 
-_TEXT_BYTES = 96
 _MOST_HOLDERS = 64
 _UNCORRECTED, _SINCE_DRIVER = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 # From nvmlClocksEventReasons. Reaching a power limit is normal for a working GPU.
@@ -48,52 +48,33 @@ def gpus() -> tuple[str, str, tuple[GpuHealth, ...]]:
     with facts.open_nvml() as nvml:
         if nvml is None:
             return "", "", ()
-        driver = ctypes.create_string_buffer(_TEXT_BYTES)
-        ask_nvml(nvml, "nvmlSystemGetDriverVersion", driver, _TEXT_BYTES)
-        cuda = ctypes.c_int()
+        driver = nvml_text(nvml, "nvmlSystemGetDriverVersion")
         # The newer call also knows the package for forward compatibility.
-        place = ctypes.byref(cuda)
-        if not ask_nvml(nvml, "nvmlSystemGetCudaDriverVersion_v2", place):
-            ask_nvml(nvml, "nvmlSystemGetCudaDriverVersion", place)
-        highest = (
-            f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else ""
-        )
+        cuda = nvml_number(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+        if cuda is None:
+            cuda = nvml_number(nvml, "nvmlSystemGetCudaDriverVersion")
+        highest = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
         found = [_health(nvml, gpu) for _, gpu in facts.nvml_gpus(nvml) if gpu]
-        return driver.value.decode(errors="replace"), highest, tuple(found)
+        return driver, highest, tuple(found)
 
 
 def _health(nvml: Any, handle: ctypes.c_void_p) -> GpuHealth:
-    name = ctypes.create_string_buffer(_TEXT_BYTES)
-    ask_nvml(nvml, "nvmlDeviceGetName", handle, name, _TEXT_BYTES)
     mig, pending = ctypes.c_uint(), ctypes.c_uint()
     places = ctypes.byref(mig), ctypes.byref(pending)
     is_divided = ask_nvml(nvml, "nvmlDeviceGetMigMode", handle, *places) and mig.value
     memory = None if is_divided else facts.nvml_memory(nvml, handle)
     used, total = memory or (0, 0)
-    errors = ctypes.c_ulonglong()
-    ask_nvml(
-        nvml,
-        "nvmlDeviceGetTotalEccErrors",
-        handle,
-        _UNCORRECTED,
-        _SINCE_DRIVER,
-        ctypes.byref(errors),
-    )
-    reasons = ctypes.c_ulonglong()
-    ask_nvml(
-        nvml,
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-        handle,
-        ctypes.byref(reasons),
-    )
-    slowed_by = [what for bit, what in _SLOWED if reasons.value & bit]
+    kind = (_UNCORRECTED, _SINCE_DRIVER)
+    errors = nvml_number(nvml, "nvmlDeviceGetTotalEccErrors", handle, *kind)
+    reasons = nvml_number(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    slowed_by = (what for bit, what in _SLOWED if (reasons or 0) & bit)
     return GpuHealth(
-        model=name.value.decode(errors="replace"),
+        model=nvml_text(nvml, "nvmlDeviceGetName", handle),
         used_bytes=used,
         total_bytes=total,
         holders=_holders(nvml, handle),
-        ecc_errors=errors.value,
-        slowed_by=slowed_by[0] if slowed_by else "",
+        ecc_errors=errors or 0,
+        slowed_by=next(slowed_by, ""),
     )
 
 
@@ -108,10 +89,7 @@ def _holders(nvml: Any, handle: ctypes.c_void_p) -> tuple[str, ...]:
         return ()
     found = []
     for process in table[: count.value]:
-        try:
-            program = Path(f"/proc/{process.pid}/comm").read_text().strip()
-        except OSError:
-            program = ""  # in another container
+        program = text_of(Path(f"/proc/{process.pid}/comm"))  # "" in another container
         found.append(f"{process.pid} {program}".strip())
     return tuple(found)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from distmagic.remote.system import processes
+from distmagic.remote.system.memory import text_of
 
 PORT = 28028  # NCCL's default, on the loopback address
 _FIRST_S = 0.5  # for its first words, which it sends at once
@@ -74,11 +75,7 @@ def _listening() -> set[str]:
     """
     found = set()
     for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
+        for line in text_of(Path(f"/proc/net/{table}")).splitlines()[1:]:
             words = line.split()
             port = int(words[1].rpartition(":")[2], 16)
             if port == PORT and words[3] == _LISTENS and int(words[7]) == os.getuid():

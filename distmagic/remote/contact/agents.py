@@ -107,7 +107,10 @@ class Agents:
         folder: Path,
         prefix: tuple[str, ...],
     ) -> Callable[[], object]:
-        """Start the agent, by fork or by exec; return a function that waits for its end."""
+        """Start the agent, by fork or by exec; return a function that waits for its end.
+
+        The agent inherits its listening socket, and the descriptors that reserve its devices.
+        """
         log_bytes = str(places.log_limit_bytes(request.env))
         marks = {processes.MARK: request.job, places.LOG_BYTES_NAME: log_bytes}
         env = {**os.environ, **marks}
@@ -123,7 +126,23 @@ class Agents:
                 if agent is not None:
                     _note(agent.pid, request)
                     return partial(processes.wait_gone, agent, _GONE_S)
-            return _exec(request, listener, log, devices, env, self._umask, prefix)
+            # In its own session, with its `StartNode` on stdin, so that no secret is in argv.
+            inherited = (listener.fileno(), *devices)
+            child = subprocess.Popen(
+                [*prefix, *processes.command("agent"), *map(str, inherited)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=env,
+                pass_fds=inherited,
+                start_new_session=True,
+                umask=self._umask,
+            )
+            _note(child.pid, request)
+            assert child.stdin is not None
+            child.stdin.write(protocol.encode(request))
+            child.stdin.close()
+            return child.wait
         finally:
             # An agent may run by now, whatever errors the home directory causes.
             with suppress(OSError):
@@ -181,38 +200,6 @@ def _connected_again() -> Iterator[None]:
         if error.errno is None:
             raise
         sys.exit(str(error))
-
-
-def _exec(
-    request: protocol.StartNode,
-    listener: socket.socket,
-    log: int,
-    devices: tuple[int, ...],
-    env: dict[str, str],
-    umask: int,
-    prefix: tuple[str, ...],
-) -> Callable[[], object]:
-    """Start the agent in its own session, with its `StartNode` on stdin, so that no secret is in
-    argv.
-
-    It inherits its listening socket, and the descriptors that reserve its devices.
-    """
-    inherited = (listener.fileno(), *devices)
-    child = subprocess.Popen(
-        [*prefix, *processes.command("agent"), *map(str, inherited)],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        env=env,
-        pass_fds=inherited,
-        start_new_session=True,
-        umask=umask,
-    )
-    _note(child.pid, request)
-    assert child.stdin is not None
-    child.stdin.write(protocol.encode(request))
-    child.stdin.close()
-    return child.wait
 
 
 def _note(pid: int, request: protocol.StartNode) -> None:

@@ -43,9 +43,8 @@ class BlobReceiver:
         """Answer which blobs are missing, and return them. Mark the others as recently used."""
         self.awaited += tuple(places.blob(blob.sha256) for blob in request.blobs)
         lacking = [blob for blob in request.blobs if not is_whole(blob)]
+        places.touch(self.awaited)
         names = tuple(blob.sha256 for blob in lacking)
-        for sha256 in {blob.sha256 for blob in request.blobs}.difference(names):
-            os.utime(places.blob(sha256))
         self._notebook.say(protocol.MissingBlobs(sha256=names))
         return lacking
 
@@ -57,7 +56,7 @@ class BlobReceiver:
         for error in errors:
             if error is not None:
                 raise error
-        places.touch(places.blob(blob.sha256) for blob in request.blobs)
+        places.touch(self.awaited)
         if wanted:
             self._notebook.say(protocol.MissingBlobs())
 

@@ -305,7 +305,8 @@ class Contact:
 
     def _prune_blobs(self, request: protocol.PruneBlobs) -> None:
         """Send the size of unused blobs and environments; remove them if requested."""
-        found = expiry.unused(Path(sys.path[0]).name, owner=request.owner)
+        now = places.now_at(places.home())
+        found = expiry.unused(Path(sys.path[0]).name, now, request.owner)
         if request.removes:
             expiry.remove(path for path, _ in found)
         self.say(protocol.Removed(size_bytes=sum(size for _, size in found)))

@@ -33,8 +33,8 @@ _LOOK_S = 0.3
 _LINE_CHARS = 200
 # time for a killed program to end; one that hangs in the kernel never does
 _KILLED_S = 1.0
-# Lines of a program's output that are kept; an error shows the last of them.
-_KEPT_LINES = 400
+# The end of a program's output that is kept; an error shows its last lines.
+_KEPT_BYTES = 64 << 10
 _TOLD_LINES = 8
 # Variables that would direct the installers away from the new environment.
 _MISLEADING = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")  # fmt: skip
@@ -102,26 +102,27 @@ class EnvironmentSync:
         # It may be where its installer puts it, outside of PATH.
         places_of_uv = [os.environ.get("PATH", ""), *map(os.path.expanduser, ("~/.local/bin", "~/.cargo/bin"))]  # fmt: skip
         uv = shutil.which("uv", path=os.pathsep.join(places_of_uv))
-        argv = [uv, "venv", "--python", base] if uv else [base, "-m", "venv"]
-        cure = "" if uv else "\nInstall uv on this host, or its package python3-venv"
-        if not uv:
-            _begin(environment, request.owner)
-        self._must(environment, [*argv, str(environment.path)], cure)
-        if uv:  # only now: it makes an environment in an empty folder
-            _begin(environment, request.owner)
+        path = str(environment.path)
         sources = []
-        if not uv:
-            python, uv = str(environment.python), str(environment.path / "bin" / "uv")
-            pip = [python, "-m", "pip"]
+        if uv:
+            self._must(environment, [uv, "venv", "--python", base, path])
+            # Only now: uv makes an environment in an empty folder.
+            _begin(environment, request.owner)
+        else:
+            _begin(environment, request.owner)
+            cure = "\nInstall uv on this host, or its package python3-venv"
+            self._must(environment, [base, "-m", "venv", path], cure)
+            pip = [str(environment.python), "-m", "pip"]
             self._must(environment, [*pip, "install", "uv"], cure)
+            uv = f"{path}/bin/uv"
             sources = _sources(pip)
         # The contact's umask lets only its user read these files: the URL of an index can contain a
         # password.
         wanted = environment.path / "requirements.txt"
         if "pylock.toml" in request.lock:
             wanted = environment.path / "pylock.toml"
-            wanted.write_text(request.lock["pylock.toml"], encoding="utf-8")
-            lines = []
+            lines = request.lock["pylock.toml"].split("\n")
+            sources = []  # it has the location of each package
         elif request.lock:
             # The requirements equivalent to a uv.lock.
             folder = environment.path / "lock"
@@ -130,30 +131,21 @@ class EnvironmentSync:
                 text = request.lock.get(name, "")
                 (folder / name).write_text(text, encoding="utf-8")
             exported = folder / "requirements.txt"
-            self._must(
-                environment,
-                [
-                    uv,
-                    *environments.UV_EXPORT,
-                    str(exported),
-                    "--directory",
-                    str(folder),
-                ],
-            )
+            argv = [uv, *environments.UV_EXPORT, str(exported), "--directory", str(folder)]  # fmt: skip
+            self._must(environment, argv)
             lines = exported.read_text().splitlines()
         else:
             lines = list(request.requirements)
         if any(line.startswith(("-i", "--index-url")) for line in lines):
             # pip uses the one in the file, and uv refuses a second one.
             sources = [line for line in sources if not line.startswith("--index-url")]
-        if wanted.suffix == ".txt":  # a lock file has the location of each package
-            lines = [*sources, *lines]
-            wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join([*sources, *lines]) + "\n"
+        wanted.write_text(text, encoding="utf-8")
         self._say("installing the packages")
-        install = [uv, "pip", "install", "--python", str(environment.python)]
+        python = str(environment.python)
         self._must(
             environment,
-            [*install, "-r", str(wanted)],
+            [uv, "pip", "install", "--python", python, "-r", str(wanted)],
             what="the packages could not be installed",
         )
         environment.finish()
@@ -167,24 +159,11 @@ class EnvironmentSync:
         cure: str = "",
         what: str = "",
     ) -> None:
-        """Run a program to its end.
+        """Run a program to its end, or to that of the channel, and leave no process.
 
         If it fails, raises OSError with `what` failed, and the last lines of its output.
         """
-        code, said = self._run(environment, argv)
-        if code:
-            last = said[-_TOLD_LINES:] or ["it wrote nothing"]
-            what = what or f"{' '.join(argv)} failed"
-            raise OSError("\n".join([f"{what}:", *last]) + cure)
-
-    def _run(
-        self, environment: Environment, argv: Sequence[str]
-    ) -> tuple[int, list[str]]:
-        """Run a program to its end; return its exit code, and the last lines of its output.
-
-        Ends with the channel, and leaves no process.
-        """
-        said: list[str] = []
+        said = b""
         # This identifies its processes; children of this contact can be agents, whose template has
         # ended meanwhile.
         mark = f"sync-{secrets.token_hex(6)}"
@@ -205,42 +184,31 @@ class EnvironmentSync:
         )
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
-        rest = b""
+        has_ended = False
         try:
-            while True:
+            while not has_ended:
                 # Its children may keep the pipe open, so the end of the pipe can be much later than
                 # its own.
                 has_ended = child.poll() is not None
-                try:
+                with suppress(TimeoutError, BlockingIOError):
                     if not has_ended:
                         self._notebook.wait(child.stdout, _TELL_S)
                     data = os.read(child.stdout.fileno(), 1 << 16)
                     has_ended = has_ended or not data
-                except (TimeoutError, BlockingIOError):
-                    data = b""
-                *whole, rest = (rest + data).split(b"\n")
-                for line in whole:
-                    self._keep(line, said)
+                    said = (said + data)[-_KEPT_BYTES:]
                 if has_ended or time.monotonic() - self._said_s > _LOOK_S:
                     places.touch([environment.path])
-                    self._say(self._line)
-                if has_ended:
-                    break
+                    self._say((_lines(said) or [self._line])[-1])
         finally:
-            if rest:
-                self._keep(rest, said)
             child.kill()
             processes.sweep(mark)
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED_S)
             child.stdout.close()
-        return child.wait(), said
-
-    def _keep(self, line: bytes, said: list[str]) -> None:
-        if text := line.decode(errors="replace").strip():
-            self._line = text
-            said.append(text)
-            del said[:-_KEPT_LINES]
+        if child.wait():
+            last = _lines(said)[-_TOLD_LINES:] or ["it wrote nothing"]
+            what = what or f"{' '.join(argv)} failed"
+            raise OSError("\n".join([f"{what}:", *last]) + cure)
 
     def _say(self, line: str) -> None:
         self._line = line
@@ -250,6 +218,12 @@ class EnvironmentSync:
                 line=line[:_LINE_CHARS], elapsed_s=self._said_s - self._began_s
             )
         )
+
+
+def _lines(said: bytes) -> list[str]:
+    """Return the lines of a program's output, without blank ones."""
+    lines = map(str.strip, said.decode(errors="replace").splitlines())
+    return list(filter(None, lines))
 
 
 def _variables() -> dict[str, str]:

@@ -93,8 +93,8 @@ class FileExchange:
         target = os.path.join(_place(request.folder), path)
         if os.path.isdir(target):
             raise IsADirectoryError(f"{target} is a folder")
-        if _is_same(target, request.size_bytes, request.sha256):
-            have = request.size_bytes
+        have = request.size_bytes
+        if found_files.digest_of(target, have) == request.sha256:
             self._notebook.say(FileBegins(size_bytes=have, offset=have))
             self._notebook.say(FileEnds())
             return
@@ -134,7 +134,7 @@ class FileExchange:
             sha256, path = file.blob.sha256, file_names.unquoted(file.path)
             target = os.path.join(folder, path)
             left[sha256] -= 1
-            if not _is_same(target, file.blob.size_bytes, sha256):
+            if found_files.digest_of(target, file.blob.size_bytes) != sha256:
                 if os.path.isdir(target):
                     raise IsADirectoryError(f"{target} is a folder")
                 if not is_whole(file.blob):
@@ -217,14 +217,3 @@ def _place(folder: Folder) -> str:
     if home.startswith("~") or path.startswith("~"):
         raise FileNotFoundError(f"{path}: this host has no such home directory")
     return os.path.join(home, path)
-
-
-def _is_same(target: str, size_bytes: int, sha256: str) -> bool:
-    """Whether a file was received before."""
-    try:
-        if os.lstat(target).st_size != size_bytes:
-            return False
-        with open(target, "rb") as file:
-            return found_files.digest(file, 0, size_bytes) == sha256
-    except OSError:
-        return False

@@ -49,10 +49,6 @@ def sweep_dead() -> None:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
     # Killed templates have left theirs.
-    dead = [
-        folder
-        for folder in places.warm_dirs()
-        if places.is_deserted(folder, places.TEMPLATE)
-    ]
+    dead = filter(places.is_deserted, places.warm_dirs())
     for folder in (*dead, *places.forgotten()):
         shutil.rmtree(folder, ignore_errors=True)

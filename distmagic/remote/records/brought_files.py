@@ -80,12 +80,11 @@ def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
             text.writelines(found)
 
 
-def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the copied files that still exist unchanged.
+def kept() -> Iterator[KeptWorkDir]:
+    """Yield the copied files that still exist unchanged.
 
     They count as in use while any job runs on this host.
     """
-    found = []
     for about in places.matching(_folder(), f"*-{socket.gethostname()}"):
         with suppress(OSError):
             origin, _, root = os.fsdecode((about / "root").read_bytes()).partition("\n")
@@ -94,7 +93,7 @@ def kept() -> tuple[KeptWorkDir, ...]:
             if not sizes:
                 shutil.rmtree(about)
                 continue
-            one = KeptWorkDir(
+            yield KeptWorkDir(
                 name=root,
                 origin=origin,
                 owners=owners.of(about),
@@ -102,8 +101,6 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 age_s=max(0.0, age_s),
                 is_used=bool(listing.running()),
             )
-            found.append(one)
-    return tuple(found)
 
 
 def remove(root: str) -> int:
@@ -113,17 +110,14 @@ def remove(root: str) -> int:
     """
     about = _about(root)
     size = 0
-    folders = set()
     for path in _unchanged(about, root):
         size += os.lstat(path).st_size
         os.unlink(path)
         folder = os.path.dirname(path)
-        while folder.startswith(root):
-            folders.add(folder)
-            folder = os.path.dirname(folder)
-    for folder in sorted(folders, key=len, reverse=True):
-        with suppress(OSError):  # it has files of another origin
-            os.rmdir(folder)
+        with suppress(OSError):  # it has more files, perhaps of another origin
+            while folder.startswith(root):
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
     shutil.rmtree(about, ignore_errors=True)
     return size
 

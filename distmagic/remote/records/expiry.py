@@ -59,16 +59,16 @@ def tidy() -> None:
         expire(now)
 
 
-def expire(now: float | None = None) -> None:
+def expire(now: float) -> None:
     """Remove jobs and blobs that are older than `KEPT_DAYS` or exceed `KEPT_BYTES`, oldest first.
 
     A running job is kept, with the files it came from: its agent touches them. The size limit
     applies to the jobs of one owner: files of one notebook or script never displace those of
     another. The owner's newest job does not count, and neither does a job with unfetched results,
     unless the disk is full. On a slow disk not everything is checked each time. A working directory
-    or an environment is kept as long as a job uses it, and `KEPT_DAYS` longer.
+    or an environment is kept as long as a job uses it, and `KEPT_DAYS` longer. `now` is the time by
+    the clock that dates the files.
     """
-    now = places.now_at(places.home()) if now is None else now
     _expire_jobs(now)
     folder = places.home() / "blobs"
     blobs = _entries(folder)
@@ -125,9 +125,7 @@ def mark_fetched(result: Path) -> None:
         result.with_name(result.name + _FETCHED).touch(mode=0o600)
 
 
-def unused(
-    bundle: str, now: float | None = None, owner: str = ""
-) -> list[tuple[Path, int]]:
+def unused(bundle: str, now: float, owner: str = "") -> list[tuple[Path, int]]:
     """Return unused blobs and environments, and the saved variables of setups, with their bytes.
 
     Excluded are this bundle and files that a living process touches. With an `owner`, only
@@ -135,9 +133,8 @@ def unused(
     Missing blobs are sent again.
 
     Returns nothing while any payload is arriving on this host, because its blobs are not touched by
-    a process yet.
+    a process yet. `now` is as for `expire`.
     """
-    now = places.now_at(places.home()) if now is None else now
     folder = places.home() / "blobs"
     entries = _entries(folder)
     if _is_receiving(entries, now):

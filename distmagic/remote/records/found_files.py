@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -29,8 +30,8 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
     """
     named = pattern.removeprefix("./").rstrip("/")
     place = os.path.join(folder, named)
-    if os.path.isfile(place) and not os.path.islink(place):
-        return [_found(place, named)]  # a name may contain characters of patterns
+    if one := _found(place, named):
+        return [one]  # a name may contain characters of patterns
     parts = named.split("/")
     if os.path.isdir(place) and not os.path.islink(place):
         parts.append("**")
@@ -42,15 +43,10 @@ def find(folder: str, pattern: str) -> list[FoundFile]:
                 f"{folder} has more files than can be looked through in {_LOOK_S:g} s"
             )
         for name in names:
-            path = os.path.relpath(os.path.join(inner, name), folder)
-            if not fits(path.split("/"), parts):
-                continue
-            try:
-                mode = os.lstat(os.path.join(inner, name)).st_mode
-                if stat.S_ISREG(mode):
-                    found.append(_found(os.path.join(inner, name), path))
-            except FileNotFoundError:
-                continue  # just removed
+            place = os.path.join(inner, name)
+            path = os.path.relpath(place, folder)
+            if fits(path.split("/"), parts) and (one := _found(place, path)):
+                found.append(one)
         if len(found) > MOST_FILES:
             raise ValueError(f"more than {MOST_FILES:,} files fit {pattern!r}")
     return sorted(found, key=lambda file: file.path)
@@ -65,8 +61,14 @@ def is_wanted(path: str, pattern: str) -> bool:
     return fits(names, parts) or fits(names, [*parts, "**"])
 
 
-def _found(place: str, path: str) -> FoundFile:
-    status = os.lstat(place)
+def _found(place: str, path: str) -> FoundFile | None:
+    """Return a regular file; None for anything else, and for one that was just removed."""
+    try:
+        status = os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
     return FoundFile(
         path=path,
         size_bytes=status.st_size,
@@ -137,3 +139,15 @@ def digest(file: BinaryIO, begin: int, end: int) -> str:
     for data in pieces(file, begin, end):
         found.update(data)
     return found.hexdigest()
+
+
+def digest_of(path: str | Path, size_bytes: int | None = None) -> str:
+    """Return the SHA-256 of a file; "" if it is unreadable, no regular file, or has another size
+    than `size_bytes`.
+    """
+    with suppress(OSError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and size_bytes in (None, found.st_size):
+            with open(path, "rb") as file:
+                return digest(file, 0, found.st_size)
+    return ""

@@ -28,6 +28,11 @@ class ListedFile:
     size_bytes: int
     is_executable: bool
 
+    @property
+    def end(self) -> int:
+        """The offset behind its bytes."""
+        return self.offset + self.size_bytes
+
 
 @frozen
 class Manifest:

@@ -322,8 +322,7 @@ def forgotten() -> list[Path]:
     for path in _own_dirs(f"distmagic-{os.getuid()}-*-*"):
         if path.name.startswith(_prefix()):
             continue
-        listener = TEMPLATE if "-warm." in path.name else READERS
-        if is_deserted(path, listener, after_s=_FORGOTTEN_S):
+        if is_deserted(path, after_s=_FORGOTTEN_S):
             found.append(path)
     return found
 
@@ -360,9 +359,7 @@ def _dialled(path: Path) -> int:
         return conn.connect_ex(str(path))
 
 
-def is_deserted(
-    path: Path, listener: str = READERS, *, after_s: float = _SETTLED_S
-) -> bool:
+def is_deserted(path: Path, *, after_s: float = _SETTLED_S) -> bool:
     """Whether no process listens in a directory of sockets, and it is neither new nor about to be
     removed.
     """
@@ -372,6 +369,7 @@ def is_deserted(
             return False  # its agent may be about to listen, or about to end
     except OSError:
         return False  # just removed
+    listener = TEMPLATE if "-warm." in path.name else READERS
     return _dialled(path / listener) in (errno.ECONNREFUSED, errno.ENOENT)
 
 

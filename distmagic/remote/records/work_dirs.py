@@ -170,16 +170,15 @@ def _left_where_it_fails(path: Path, job: str, node_rank: int) -> Iterator[None]
         raise
 
 
-def kept() -> tuple[KeptWorkDir, ...]:
-    """Return the working directories of this home, ordered by name.
+def kept() -> Iterator[KeptWorkDir]:
+    """Yield the working directories of this home, ordered by name.
 
     Unreadable ones are left out.
     """
-    found = []
     for path in places.matching(root(), "[!.]*"):
         directory = _Directory(path=path)
         with suppress(OSError):
-            one = KeptWorkDir(
+            yield KeptWorkDir(
                 name=path.name,
                 origin=directory.origin or "",
                 owners=owners.of(directory.about),
@@ -187,8 +186,6 @@ def kept() -> tuple[KeptWorkDir, ...]:
                 age_s=max(0.0, places.now_at(root()) - directory.used_s()),
                 is_used=bool(directory.users()),
             )
-            found.append(one)
-    return tuple(found)
 
 
 def expire(now: float, kept_s: float) -> None:
@@ -262,7 +259,6 @@ class _Directory:
         """Record who uses the directory, before a file is written into it: `origin` as in the
         property, and the `owner` of the job. Raises OSError.
         """
-        self.about.mkdir(mode=0o700, exist_ok=True)
         if self.origin is None:
             # Atomically: a partial origin would be another one.
             with atomic_write(self.about / "origin") as file:
@@ -285,7 +281,6 @@ class _Directory:
 
         Raises OSError and ValueError.
         """
-        self.about.mkdir(mode=0o700, exist_ok=True)
         sync = FileSync(self.path, self.about)
         # A host that returns to its job finds the files that its ranks wrote.
         if work.is_fresh and self._read("fresh") != job:

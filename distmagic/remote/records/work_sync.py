@@ -10,7 +10,6 @@ changes, count as a run's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -26,7 +25,6 @@ from distmagic.remote.records import found_files, manifest, places
 from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.records.manifest import ListedFile, Manifest
 
-_CHUNK = 1 << 20
 _FILE = "files.json"
 # Exists while files are written, and afterwards if the process was killed meanwhile.
 _HALF = "half"
@@ -230,13 +228,10 @@ class FileSync:
                 for file in files:
                     # A pack with one large file is just its content.
                     digest = wanted.packs[pack]
-                    data = b""
                     if file.size_bytes < manifest.LARGE_BYTES:
-                        source.seek(file.offset)
-                        data = source.read(file.size_bytes)
-                        digest = hashlib.sha256(data).hexdigest()
+                        digest = found_files.digest(source, file.offset, file.end)
                     coming = BroughtFile(_source(wanted, file), digest, [])
-                    rows[file.path] = self._write(file, data, source, coming, before)
+                    rows[file.path] = self._write(file, source, coming, before)
 
     def _look(self, path: str) -> list[int]:
         """Return values that change when a file is written; [] if it does not exist.
@@ -250,12 +245,11 @@ class FileSync:
         return [found.st_mtime_ns, found.st_size, found.st_mode, found.st_ino]
 
     def _write(
-        self, file: ListedFile, data: bytes, source: BinaryIO, coming: BroughtFile, before: Brought,
-    ) -> BroughtFile:  # fmt: skip
-        """Write a file atomically; return its row, which is `coming` with a look.
+        self, file: ListedFile, pack: BinaryIO, coming: BroughtFile, before: Brought
+    ) -> BroughtFile:
+        """Write a file of a pack atomically; return its row, which is `coming` with a look.
 
-        The content is `data`, or all of `source` for a large one. A file that has this content
-        already, or that a run has changed, is not written.
+        A file that has this content already, or that a run has changed, is not written.
         """
         path = file.path
         self._make_folder(path.rpartition("/")[0])
@@ -280,10 +274,7 @@ class FileSync:
         aside = self._incoming / secrets.token_hex(6)
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as out:
-            if file.size_bytes >= manifest.LARGE_BYTES:
-                shutil.copyfileobj(source, out, _CHUNK)
-            else:
-                out.write(data)
+            out.writelines(found_files.pieces(pack, file.offset, file.end))
         self._forget_compiled(path)
         os.replace(aside, here)
         return coming._replace(look=self._look(path))
@@ -306,7 +297,7 @@ class FileSync:
             # A kept snapshot would be read at every run, which takes minutes.
             return False
         if path not in self._digests:
-            self._digests[path] = _digest_of_file(self._path / path)
+            self._digests[path] = found_files.digest_of(self._path / path)
         return self._digests[path] == content.digest
 
     def _forget_compiled(self, path: str) -> None:
@@ -320,16 +311,6 @@ class FileSync:
                 if compiled.name.startswith(f"{stem}."):
                     with suppress(OSError):
                         compiled.unlink()
-
-
-def _digest_of_file(path: Path) -> str:
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return ""
-        with path.open("rb") as file:
-            return found_files.digest(file, 0, os.fstat(file.fileno()).st_size)
-    except OSError:
-        return ""
 
 
 def _source(wanted: Manifest, file: ListedFile) -> list[Any]:

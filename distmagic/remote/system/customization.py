@@ -7,7 +7,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-_NAMES = ("sitecustomize", "usercustomize")
+_FILES = (
+    "sitecustomize.py",
+    "sitecustomize/__init__.py",
+    "usercustomize.py",
+    "usercustomize/__init__.py",
+)
 
 
 def customizing_file(env: Mapping[str, str]) -> str:
@@ -17,11 +22,8 @@ def customizing_file(env: Mapping[str, str]) -> str:
     A forked process does not run it again, so it would not see the variables of any rank.
     """
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
-        for name in _NAMES:
-            for path in (
-                os.path.join(folder, f"{name}.py"),
-                os.path.join(folder, name, "__init__.py"),
-            ):
-                if os.path.isfile(path):
-                    return path
+        for name in _FILES:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                return path
     return ""

@@ -99,7 +99,7 @@ class DeviceClaims:
         for claim in own:
             is_held = False
             with suppress(OSError):
-                self._sockets.append(_bound(f"{_HELD}{claim.key}"))
+                self._sockets.append(facts.named_socket(f"{_HELD}{claim.key}"))
                 is_held = True
             there = [one for one in parse(_LISTING.read_text()) if one.key == claim.key]
             others = [one for one in there if one.job != job]
@@ -110,7 +110,7 @@ class DeviceClaims:
         if taken:
             self.release()
             return tuple(_told(claim, keys[claim.key]) for claim in taken)
-        self._sockets += [_bound(claim.name) for claim in own]
+        self._sockets += [facts.named_socket(claim.name) for claim in own]
         self._job = job
         return ()
 
@@ -136,16 +136,6 @@ def device_key(device: str, uuids: Sequence[str] = ()) -> str:
     if name.isdecimal():
         return str(int(name))
     return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _bound(name: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    try:
-        made.bind(f"\0{name}")
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def _told(claim: Claim, device: str) -> DeviceClaim:

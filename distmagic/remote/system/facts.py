@@ -17,19 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from distmagic.remote.system import logout
+from distmagic.remote.system.memory import text_of
 from distmagic.remote.wire import protocol
 
 _TRIES = 10
 _LOOPBACK = "lo"
-_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE; other texts of NVML are shorter
 
 
 def gather(home: Path, host_id: str) -> protocol.Facts:
     """Return the facts about this host; `home` and `host_id` come from `places`."""
     address, interface = route("")
-    cpus = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux: the CPUs that this process may use
-        cpus = len(os.sched_getaffinity(0))
     free_bytes, write_error = 0, ""
     try:
         free_bytes = shutil.disk_usage(home).free
@@ -39,7 +37,7 @@ def gather(home: Path, host_id: str) -> protocol.Facts:
         executable=sys.executable,
         torch=torch_version(),
         gpus=count_gpus(),
-        cpus=cpus,
+        cpus=len(os.sched_getaffinity(0)),  # those that this process may use
         address=address,
         interface=interface,
         free_port=free_port(address),
@@ -65,9 +63,7 @@ def of_torch(name: str, unknown: str) -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
-    text = ""
-    with suppress(OSError):
-        text = (Path(spec.origin).parent / "version.py").read_text()
+    text = text_of(Path(spec.origin).parent / "version.py")
     found = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return found.group(1) if found else unknown
 
@@ -184,26 +180,33 @@ def ask_nvml(nvml: Any, name: str, *arguments: object) -> bool:
     return function is not None and function(*arguments) == 0
 
 
+def nvml_number(nvml: Any, name: str, *arguments: object) -> int | None:
+    """Return the number that a function of the library gives; None if it gives none."""
+    found = ctypes.c_ulonglong()  # the widest of them; all hosts are little-endian
+    is_given = ask_nvml(nvml, name, *arguments, ctypes.byref(found))
+    return found.value if is_given else None
+
+
+def nvml_text(nvml: Any, name: str, *arguments: object) -> str:
+    """Return the text that a function of the library gives; "" if it gives none."""
+    found = ctypes.create_string_buffer(_TEXT_BYTES)
+    is_given = ask_nvml(nvml, name, *arguments, found, _TEXT_BYTES)
+    return found.value.decode(errors="replace") if is_given else ""
+
+
 def nvml_gpus(nvml: Any) -> list[tuple[str, ctypes.c_void_p]]:
     """Return the UUID and the handle of each GPU known to the library; [] without one."""
     found = []
     for number in range(_count_nvml(nvml)):
         handle = ctypes.c_void_p()
-        uuid = ctypes.create_string_buffer(_UUID_BYTES)
-        place = ctypes.byref(handle)
-        is_told = ask_nvml(
-            nvml, "nvmlDeviceGetHandleByIndex_v2", number, place
-        ) and ask_nvml(nvml, "nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
-        found.append((uuid.value.decode() if is_told else str(number), handle))
+        ask_nvml(nvml, "nvmlDeviceGetHandleByIndex_v2", number, ctypes.byref(handle))
+        uuid = nvml_text(nvml, "nvmlDeviceGetUUID", handle) if handle else ""
+        found.append((uuid or str(number), handle))
     return found
 
 
 def _count_nvml(nvml: Any) -> int:
-    if nvml is None:
-        return 0
-    count = ctypes.c_uint()
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    return count.value
+    return nvml_number(nvml, "nvmlDeviceGetCount_v2") or 0
 
 
 def _count_amd() -> int:
@@ -211,9 +214,8 @@ def _count_amd() -> int:
     for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
         # A container sees devices that it may not use, and can't read their properties. A CPU has
         # no simd.
-        with suppress(OSError):
-            if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE):
-                count += 1
+        if re.search(r"^simd_count [1-9]", text_of(node), re.MULTILINE):
+            count += 1
     return count
 
 
@@ -223,8 +225,8 @@ def route(peer: str) -> tuple[str, str]:
 
     Without a `peer` ("") the address is the one to which the SSH client has connected. If that is a
     loopback address or no longer exists, the address is the one towards DISTMAGIC_CLIENT, such as a
-    scheduler's log-in node. The interface is "" if there is none, and on systems other than Linux.
-    Raises OSError if no route leads to `peer`.
+    scheduler's log-in node. The interface is "" if there is none. Raises OSError if no route leads
+    to `peer`.
     """
     address = _address_towards(peer) if peer else _address_of_contact()
     return address, interface_of(address)
@@ -288,14 +290,20 @@ def reserve_port(address: str) -> tuple[int, socket.socket]:
     """
     for _ in range(_TRIES):
         port = free_port(address)
-        holder = socket.socket(socket.AF_UNIX)
-        try:
-            holder.bind(f"\0distmagic-port-{port}")
-        except OSError:  # another run has it
-            holder.close()
-            continue
-        break
-    return port, holder
+        with suppress(OSError):  # another run has it
+            return port, named_socket(f"distmagic-port-{port}")
+    return port, socket.socket(socket.AF_UNIX)
+
+
+def named_socket(name: str) -> socket.socket:
+    """Return a socket with a name in the abstract namespace. Raises OSError if another has it."""
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.bind(f"\0{name}")
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 class _SockAddr(ctypes.Structure):
@@ -315,10 +323,8 @@ _IfAddrs._fields_ = (  # the start of struct ifaddrs, getifaddrs(3)
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has `address`; "" if there is none, and on systems other than
-    Linux.
-    """
-    if not address or not sys.platform.startswith("linux"):
+    """Return the interface that has `address`; "" if there is none."""
+    if not address:
         return ""
     libc = ctypes.CDLL(None)
     first = ctypes.POINTER(_IfAddrs)()

@@ -51,17 +51,16 @@ def rounds() -> Iterator[GpuTable]:
 
 def _gpu(nvml: Any, handle: ctypes.c_void_p) -> protocol.Gpu:
     """Return the load of a GPU. A GPU that MIG divides reports no utilization."""
-    use, heat = _Utilization(), ctypes.c_uint()
+    use = _Utilization()
     name = "nvmlDeviceGetUtilizationRates"
     has_use = facts.ask_nvml(nvml, name, handle, ctypes.byref(use))
-    name = "nvmlDeviceGetTemperature"
-    has_heat = facts.ask_nvml(nvml, name, handle, _OF_CHIP, ctypes.byref(heat))
+    celsius = facts.nvml_number(nvml, "nvmlDeviceGetTemperature", handle, _OF_CHIP)
     used, total = facts.nvml_memory(nvml, handle) or (None, None)
     return protocol.Gpu(
         utilization=use.gpu / 100 if has_use else None,
         used_bytes=used,
         total_bytes=total,
-        celsius=float(heat.value) if has_heat else None,
+        celsius=None if celsius is None else float(celsius),
     )
 
 
@@ -70,13 +69,13 @@ def chosen(gpus: GpuTable, mask: str | None) -> tuple[protocol.Gpu, ...]:
     if mask is None:
         return tuple(gpus[name] for name in gpus if name.isdigit())
     found = []
-    for name in mask.split(","):
-        fitting = [key for key in gpus if name and key.startswith(name.strip())]
-        if name.strip() in gpus:
-            fitting = [name.strip()]
+    for part in mask.split(","):
+        name = part.strip()
+        # The start of a UUID is enough; a whole name is the shortest that fits.
+        fitting = [key for key in gpus if name and key.startswith(name)]
         if not fitting:
             break
-        found.append(gpus[fitting[0]])
+        found.append(gpus[min(fitting, key=len)])
     return tuple(found)
 
 

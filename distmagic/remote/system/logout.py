@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.memory import text_of
 
 _RUN = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
 # Since systemd 253, by default, a scope ends completely when memory runs out and the kernel kills
@@ -97,10 +98,7 @@ def warning() -> str:
 
 
 def _look() -> LogInSession:
-    try:
-        cgroup = Path("/proc/self/cgroup").read_text()
-    except OSError:
-        return LogInSession(cgroup="")
+    cgroup = text_of(Path("/proc/self/cgroup"))
     if "session-" not in cgroup or not _kills():
         return LogInSession(cgroup=cgroup)
     answer = _output(

@@ -90,7 +90,7 @@ def _cgroup_files(table: str, root: Path) -> tuple[Path | None, tuple[Path, ...]
         limits = [
             place / limit
             for place in (own, *own.parents)
-            if place == folder or folder in place.parents
+            if place.is_relative_to(folder)
         ]
         return own / events, tuple(limits)
     return None, ()

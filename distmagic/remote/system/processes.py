@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.memory import text_of
 
 MARK = "DISTMAGIC_JOB"
 # The limit of file locks, which Linux has not enforced since version 2.4; children inherit it,
@@ -110,10 +110,7 @@ def read(pid: int) -> ProcessInfo | None:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; False if it has ended or is unreadable."""
-    try:
-        _, _, caught = Path(f"/proc/{pid}/status").read_bytes().partition(b"SigCgt:")
-    except OSError:
-        return False
+    _, _, caught = text_of(Path(f"/proc/{pid}/status")).partition("SigCgt:")
     # A bit for each signal.
     return bool(caught) and bool(int(caught.split(None, 1)[0], 16) >> (number - 1) & 1)
 
@@ -169,28 +166,14 @@ def send(process: ProcessInfo, number: int) -> None:
             return  # it has just ended, or has changed its user (setuid)
 
 
-def wait_gone(process: ProcessInfo, timeout_s: float) -> bool:
-    """Wait until this process has ended.
-
-    It need not be a child. Return False if it survives `timeout_s`.
-    """
+def wait_gone(process: ProcessInfo, timeout_s: float) -> None:
+    """Wait until this process has ended, at most `timeout_s`. It need not be a child."""
     end = time.monotonic() + timeout_s
-    pidfd = open_pidfd(process.pid)
-    try:
-        while True:
-            now = read(process.pid)
-            if now is None or now.started != process.started or now.state in "ZX":
-                return True
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return False
-            if pidfd >= 0:
-                select.select([pidfd], [], [], left_s)
-            else:
-                time.sleep(min(left_s, _PAUSE_S))
-    finally:
-        if pidfd >= 0:
-            os.close(pidfd)
+    while (left_s := end - time.monotonic()) > 0:
+        now = read(process.pid)
+        if now is None or now.started != process.started or now.state in "ZX":
+            return
+        wait_for_end([process.pid], left_s)
 
 
 def wait_for_end(pids: Iterable[int], timeout_s: float) -> None:

@@ -19,7 +19,6 @@ What ends each of them:
     hold                   the end of `sky exec`
     imports                its function, some imports
     keepalive              `close` of its SSH session
-    knock                  the answer at a port, or a time limit; it is joined
     lease                  `close` of its keeper, at the end of the run
     limit                  the end of the function whose time is over
     limits                 nothing: it sleeps where there are no limits

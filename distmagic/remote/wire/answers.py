@@ -12,6 +12,7 @@ from distmagic.remote.wire.bounds import (
     Paragraph,
     Size,
     Word,
+    Words,
 )
 from distmagic.remote.wire.codec import message
 from distmagic.remote.wire.parts import (
@@ -79,7 +80,7 @@ class Examined:
     # program.
     ports: tuple[int, ...] = ()
     # The addresses to which the host resolves its own `hostname`, None if unknown.
-    name_addresses: tuple[Word, ...] | None = None
+    name_addresses: Words | None = None
     mtus: dict[Word, int] = field(default_factory=dict)  # by interface
     shm_bytes: int = -1  # size of /dev/shm, -1 without one
     open_files: int = -1  # soft limit, -1 for none
@@ -106,7 +107,7 @@ class Knocked:
     `distmagic.remote.checkup.doors`.
     """
 
-    answers: tuple[Word, ...] = ()
+    answers: Words = ()
 
 
 @message
@@ -122,7 +123,7 @@ class DevicesClaimed:
 class MissingBlobs:
     """The blobs of an offer that the host lacks."""
 
-    sha256: tuple[Word, ...] = ()
+    sha256: Words = ()
 
 
 @message
@@ -185,7 +186,7 @@ class Profiled:
     without one.
     """
 
-    files: tuple[Word, ...] = ()
+    files: Words = ()
     waiting: int = 0
 
 

@@ -19,6 +19,8 @@ MOST_FILES = 10_000  # per answer
 
 Name = Annotated[str, "line", 1000]  # of a host, a job, a notebook
 Word = Annotated[str, "line", 200]
+Names = tuple[Name, ...]
+Words = tuple[Word, ...]
 HostPath = Annotated[str, "line", 4096]
 Paragraph = Annotated[str, "lines", 2000]
 Amount = Annotated[float, "amount", -1e18, 1e18]

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Annotated
 
 from distmagic.remote.frozen import frozen
-from distmagic.remote.wire.bounds import Amount, Word
+from distmagic.remote.wire.bounds import Amount, Word, Words
 from distmagic.remote.wire.codec import message, request
 from distmagic.remote.wire.events import Ended
 from distmagic.remote.wire.parts import GroupCalls
@@ -71,13 +71,11 @@ class InterruptCell(_ToRanks):
 
 
 @request
-class OthersEnded:
+class OthersEnded(_ToRanks):
     """Reports to these ranks of a cell that others have ended it: with `groups`, and without
     further calls.
     """
 
-    cell: int
-    ranks: tuple[int, ...]
     ended: tuple[int, ...]
     groups: tuple[GroupCalls, ...] = ()
 
@@ -123,9 +121,9 @@ class CellEnded:
     shown: Annotated[str, "lines", 4000] = ""  # the repr of the last expression
     # the parcel of the last expression in base64, "" if it is too large
     value: Annotated[str, "line", 200_000] = ""
-    names: tuple[Word, ...] = ()  # the names that cells on the rank have assigned
+    names: Words = ()  # the names that cells on the rank have assigned
     groups: tuple[GroupCalls, ...] = ()  # its process groups
-    holders: tuple[Word, ...] = ()  # variables that hold a process group
+    holders: Words = ()  # variables that hold a process group
     is_broken: bool = False  # its process groups were broken
     # sizes of its logs of stdout and stderr at this end; its agent adds them
     logged: tuple[int, ...] = ()

@@ -7,10 +7,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.bounds import (
     Amount,
     AmountOrNone,
     Name,
+    Names,
     Paragraph,
     Points,
     Size,
@@ -25,6 +27,14 @@ from distmagic.remote.wire.parts import (
     GroupRecord,
     Thread,
 )
+
+
+@frozen
+class _OfRank:
+    """An event of a rank; `restart` is the number of earlier starts of its process."""
+
+    rank: int
+    restart: int
 
 
 @message
@@ -65,13 +75,11 @@ class Worker:
 
 
 @message
-class Progress:
+class Progress(_OfRank):
     """Progress of a rank since its last such event, merged: at most about 10 events per second and
     rank.
     """
 
-    rank: int
-    restart: int
     at_s: Amount
     step: AmountOrNone = None  # the latest of `report`, None if there was none
     total: AmountOrNone = None  # the latest of `report`, None if there was none
@@ -83,11 +91,9 @@ class Progress:
 
 
 @message
-class Picture:
+class Picture(_OfRank):
     """A picture that a rank shows: a PNG in base64. `step` is the rank's step, None if unknown."""
 
-    rank: int
-    restart: int
     data: Annotated[str, "line", 200_000]
     step: AmountOrNone = None
 
@@ -107,11 +113,9 @@ class Output:
 
 
 @message
-class Ended:
+class Ended(_OfRank):
     """The end of a rank."""
 
-    rank: int
-    restart: int
     # "returned", "raised", "exited" or "signalled"; or "replaced": killed by its agent, because an
     # elastic job restarts its ranks
     outcome: Word
@@ -128,11 +132,9 @@ class Ended:
 
 
 @message
-class Paused:
+class Paused(_OfRank):
     """A rank waits for the user's input: its code, or a debugger, has called `input`."""
 
-    rank: int
-    restart: int
     prompt: int  # the number of inputs for which this process has waited
     file: Word  # where `input` was called
     line: int
@@ -140,11 +142,9 @@ class Paused:
 
 
 @message
-class Resumed:
+class Resumed(_OfRank):
     """A rank no longer waits for the input with this `prompt`."""
 
-    rank: int
-    restart: int
     prompt: int
 
 
@@ -184,7 +184,7 @@ class NodeAdded:
     """
 
     request_id: Word
-    hosts: tuple[Name, ...]
+    hosts: Names
 
 
 LEFT = "left"  # used instead of a request ID

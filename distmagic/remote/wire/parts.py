@@ -14,8 +14,10 @@ from distmagic.remote.wire.bounds import (
     Date,
     LeaseSeconds,
     Name,
+    Names,
     Paragraph,
     Word,
+    Words,
 )
 from distmagic.remote.wire.codec import Numbers
 
@@ -121,11 +123,11 @@ class JobTerms:
     min_nodes: int = 1  # the job needs so many nodes
     max_nodes: int = 0  # of an elastic job, 0 for any other
     # The hosts of an elastic job that were absent at its start.
-    awaited: tuple[Name, ...] = ()
+    awaited: Names = ()
     call: Word = ""  # the code that every rank runs, as the user wrote it
     ranks: int = 0  # their number, 0 if the plan does not know it
     # The GPUs of each host that the user named.
-    devices: tuple[Word, ...] = ()
+    devices: Words = ()
     # Whether a user can type input for a rank; else the ranks' standard input is at end of file.
     can_type: bool = False
     # Whether its ranks wait for cells of a notebook.
@@ -282,7 +284,7 @@ class JobListing:
     job: Name
     node_rank: int
     # The job's hosts as the user named them, by node rank.
-    hosts: tuple[Name, ...]
+    hosts: Names
     began_s: Date  # seconds since 1970 by the host's clock
     terms: JobTerms
     is_running: bool = False
@@ -307,7 +309,7 @@ class KeptWorkDir:
     size_bytes: int
     age_s: Amount  # how long it was unused
     is_used: bool  # a running job uses it
-    owners: tuple[Name, ...] = ()  # the owners of the jobs that have used it
+    owners: Names = ()  # the owners of the jobs that have used it
 
 
 @frozen
@@ -357,7 +359,7 @@ class GpuHealth:
     model: Word
     used_bytes: int = 0
     total_bytes: int = 0
-    holders: tuple[Word, ...] = ()  # processes that use its memory
+    holders: Words = ()  # processes that use its memory
     ecc_errors: int = 0  # uncorrected errors since the driver was loaded
     slowed_by: Word = ""  # why it runs slower than it could, "" for nothing
 
@@ -384,5 +386,5 @@ class Template:
     age_s: Amount
     idle_s: Amount
     size_bytes: int = 0
-    packages: tuple[Word, ...] = ()
+    packages: Words = ()
     refused: tuple[Annotated[str, "line", 400], ...] = ()

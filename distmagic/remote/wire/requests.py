@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from distmagic.remote.frozen import frozen
 from distmagic.remote.wire.codec import request
 from distmagic.remote.wire.parts import (
     Blob,
@@ -16,6 +17,21 @@ from distmagic.remote.wire.parts import (
     Secret,
     WorkDir,
 )
+
+
+@frozen
+class _OfNode:
+    """A request about a node of a job."""
+
+    job: str
+    node_rank: int
+
+
+@frozen
+class _OfBlobs:
+    """A request about blobs, in this order."""
+
+    blobs: tuple[Blob, ...]
 
 
 @request
@@ -69,43 +85,37 @@ class ClaimDevices:
 
 
 @request
-class OfferBlobs:
+class OfferBlobs(_OfBlobs):
     """Asks which of these blobs the host lacks, in order to send them."""
 
-    blobs: tuple[Blob, ...] = ()
-
 
 @request
-class CheckBlobs:
+class CheckBlobs(_OfBlobs):
     """Asks which of these blobs the host lacks; `MissingBlobs` follows, and nothing is sent."""
 
-    blobs: tuple[Blob, ...]
-
 
 @request
-class ServeBlobs:
-    """Asks the host to serve these blobs, in this order, to one other host that has the secret;
-    `Serving` follows.
+class ServeBlobs(_OfBlobs):
+    """Asks the host to serve these blobs to one other host that has the secret; `Serving`
+    follows.
 
     `has_them`: the host has the blobs. If not, `ReceiveBlobs` follows, and they are forwarded while
     they arrive. `address` is the host's own, and the only one on which it listens.
     """
 
-    blobs: tuple[Blob, ...]
     has_them: bool = False
     address: str
     secret: Secret
 
 
 @request
-class ReceiveBlobs:
-    """Asks the host to receive these blobs, in this order, from the host at `address` and `port`;
-    port 0: from the notebook.
+class ReceiveBlobs(_OfBlobs):
+    """Asks the host to receive these blobs from the host at `address` and `port`; port 0: from the
+    notebook.
 
     Any number of `ReceivedBytes` and `NeedBlob` follow, and at the end an empty `MissingBlobs`.
     """
 
-    blobs: tuple[Blob, ...]
     address: str = ""
     port: int = 0
     secret: Secret
@@ -126,14 +136,12 @@ class TemplateRequest:
 
 
 @request
-class StartNode:
+class StartNode(_OfNode):
     """Starts the agent of one node.
 
     With `work` the host first prepares that directory and answers `WorkDirReady`.
     """
 
-    job: str
-    node_rank: int
     torchrun: tuple[str, ...]  # torchrun's flags
     env: dict[str, str]  # variables that replace the host's own
     defaults: dict[str, str]  # variables that are only added if the host lacks them
@@ -154,14 +162,12 @@ class StartNode:
 
 
 @request
-class FollowJob:
+class FollowJob(_OfNode):
     """Asks for the job's events after number `after`, including later ones.
 
     `live`: only events from now on.
     """
 
-    job: str
-    node_rank: int
     after: int = 0
     live: bool = False
 
@@ -240,11 +246,9 @@ class GetBlob:
 
 
 @request
-class GetFile:
+class GetFile(_OfNode):
     """Asks for a file of a job (a log, a result); `Data` and the bytes, or `Refused`, follow."""
 
-    job: str
-    node_rank: int
     name: str
     offset: int = 0  # the first byte to send
     most_bytes: int | None = None  # limits the answer to the last bytes of the file
@@ -253,23 +257,19 @@ class GetFile:
 
 
 @request
-class ProfileRanks:
+class ProfileRanks(_OfNode):
     """Asks the ranks of a node to profile their next steps, once for each `profile`; `Profiled`
     follows at once.
     """
 
-    job: str
-    node_rank: int
     profile: str
     steps: int
 
 
 @request
-class ResultTaken:
+class ResultTaken(_OfNode):
     """Confirms that the notebook has received a whole result of a job; no answer follows."""
 
-    job: str
-    node_rank: int
     name: str
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distmagic.diagnosis.finding import Finding, Subject, Unreached
-from distmagic.diagnosis.pairs import Pair, findings
+from distmagic.diagnosis.pairs import findings
 from distmagic.diagnosis.report import Report, report
 from distmagic.errors import PreflightError
 from distmagic.planning.preflight import no_python
@@ -334,10 +334,9 @@ def test_words_of_cures_arrive_whole_through_all_shells(way):
         for number in (1, 2)
     ]
     cures = [one.cure for one in report([*others, odd], TORCH).findings]
-    pair = Pair(hosts=("gpu-1", "gpu-3"), latency_s=1.0, bytes_per_s=1e6)
-    fast = Pair(hosts=("gpu-1", "gpu-2"), latency_s=1e-6, bytes_per_s=1e9)
+    speeds = {("gpu-1", "gpu-3"): (1.0, 1e6), ("gpu-1", "gpu-2"): (1e-6, 1e9)}
     subjects = {one.name: one for one in (*others, odd)}
-    cures += [one.cure for one in findings([pair, fast], subjects)]
+    cures += [one.cure for one in findings(speeds, list(speeds), subjects)]
     with pytest.raises(PreflightError) as caught:
         raise no_python("gpu-3", f"{ODD_WORD} 6", 1, "", way, f"nice '{FOLDER}'")
     cures.append(caught.value.hint)
@@ -455,7 +454,7 @@ def test_a_name_of_which_nothing_is_known_is_no_finding():
     assert found(unknown).findings == ()
     said = found(host(2, examined={"name_addresses": ()}), unknown)
     (line,) = [line for line in said.table if line.title == "own name"]
-    assert line.cells == ("10.0.0.1", "none", "")
+    assert [*line.cells.values()] == ["10.0.0.1", "none", ""]
 
 
 def test_a_loopback_address_of_ipv6_can_not_be_dialled_by_others():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
 from distmagic.diagnosis.finding import Finding
-from distmagic.diagnosis.pairs import Pair, findings
+from distmagic.diagnosis.pairs import HostPair, findings
 from distmagic.diagnosis.report import report, with_failure, with_pairs, without_pairs
 from distmagic.errors import RunError
 from distmagic.remote.checkup.collective import (
@@ -24,22 +25,23 @@ FAST, SLOW = 1.2e9, 0.6e9
 PROMPT, LATE = 60e-6, 5e-3
 
 
-def pairs(count: int, slow: set, late: set = frozenset()) -> list[Pair]:  # type: ignore[assignment]
-    found = []
-    for one, other in {pair for some in rounds(count) for pair in some}:
-        found.append(
-            Pair(
-                hosts=(f"gpu-{one}", f"gpu-{other}"),
-                latency_s=LATE if {one, other} & late or (one, other) in late else PROMPT,
-                bytes_per_s=SLOW if {one, other} & slow or (one, other) in slow else FAST,
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda pair: pair.hosts)
+def pairs(
+    count: int, slow: set[Any], late: Collection[Any] = ()
+) -> dict[HostPair, Speed]:
+    """Return the speeds of pairs; those in `slow` or `late`, or with a host in them, are bad."""
+    speeds = {}
+    for one, other in sorted(pair for some in rounds(count) for pair in some):
+        names = {one, other, (one, other)}
+        speeds[f"gpu-{one}", f"gpu-{other}"] = (
+            LATE if names.intersection(late) else PROMPT,
+            SLOW if names & slow else FAST,
+        )
+    return dict(sorted(speeds.items()))
 
 
-def found(measured: list[Pair]) -> list[Finding]:
+def found(measured: dict[HostPair, Speed]) -> list[Finding]:
     subjects = {f"gpu-{number}": one for number, one in enumerate(healthy(18))}
-    return findings(measured, subjects)
+    return findings(measured, list(measured), subjects)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16])
@@ -51,12 +53,12 @@ def test_equal_pairs_have_no_finding(count):
 def test_a_slow_host_is_told_from_a_slow_link(count):
     (host,) = found(pairs(count, {1}))
     assert (host.host, host.check) == ("gpu-1", "bandwidth")
-    link = next(pair for pair in pairs(count, set()) if "gpu-1" in pair.hosts)
-    one, other = (int(name.removeprefix("gpu-")) for name in link.hosts)
+    link = next(pair for pair in pairs(count, set()) if "gpu-1" in pair)
+    one, other = (int(name.removeprefix("gpu-")) for name in link)
     (finding,) = found(pairs(count, {(one, other)}))
-    assert finding.check == f"bandwidth with {link.hosts[0]}"
+    assert finding.check == f"bandwidth with {link[0]}"
     (finding,) = found(pairs(count, set(), {(one, other)}))
-    assert finding.check == f"latency with {link.hosts[0]}"
+    assert finding.check == f"latency with {link[0]}"
 
 
 # ---- pairs that are measured again alone

@@ -658,7 +658,7 @@ def start_agent(request, listener, *_):
     return lambda: None
 
 places.BACKLOG = 4
-agents._exec = start_agent
+agents.Agents._spawn = lambda _, *words: start_agent(*words)
 contact.Contact(0o22).run()
 """
 

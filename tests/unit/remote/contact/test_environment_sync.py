@@ -270,11 +270,15 @@ class PlayedContact:
             raise TimeoutError
         self._meanwhile()
 
-    def ran(self, folder: Path, code: str) -> tuple[int, list[str]]:
-        """Have a sync run a shell; return its exit code and what it has written."""
+    def ran(self, folder: Path, code: str) -> list[str]:
+        """Have a sync run a shell; return what it has written if it has failed, else []."""
         environment = environments.Environment(path=folder)
         sync = EnvironmentSync(cast(Contact, self))
-        return sync._run(environment, ["sh", "-c", code])
+        try:
+            sync._must(environment, ["sh", "-c", code], what="it failed")
+        except OSError as error:
+            return str(error).splitlines()[1:]
+        return []
 
 
 def test_an_installers_processes_end_with_it_and_no_others(tmp_path, marks):
@@ -298,7 +302,7 @@ def test_an_installers_processes_end_with_it_and_no_others(tmp_path, marks):
 
     code = f"""setsid sleep {left} >/dev/null 2>&1 & echo began
         while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"""
-    assert PlayedContact(meanwhile).ran(tmp_path, code) == (3, ["began"])
+    assert PlayedContact(meanwhile).ran(tmp_path, code) == ["began"]
     assert sleeping(left) == []
     (pid,) = sleeping(agent)
     os.kill(pid, signal.SIGKILL)
@@ -307,7 +311,7 @@ def test_an_installers_processes_end_with_it_and_no_others(tmp_path, marks):
 def test_an_installer_is_over_when_it_has_ended_whoever_holds_its_output(tmp_path):
     holder = f"7{os.getpid()}.3"
     code = f"echo began; sleep {holder} & printf ended; exit 4"
-    assert PlayedContact().ran(tmp_path, code) == (4, ["began", "ended"])
+    assert PlayedContact().ran(tmp_path, code) == ["began", "ended"]
     assert sleeping(holder) == []
 
 
@@ -316,7 +320,7 @@ def test_modules_of_the_user_are_not_those_of_an_installer(tmp_path, monkeypatch
     (tmp_path / "token.py").write_text("raise SystemExit('the user's own')")
     monkeypatch.chdir(tmp_path)
     code = f"{sys.executable} -m tokenize /dev/null; exit $?"
-    assert PlayedContact().ran(tmp_path, code)[0] == 0
+    assert PlayedContact().ran(tmp_path, code) == []
 
 
 def sleeping(mark: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -107,7 +108,13 @@ def test_an_agent_runs_and_is_heard_or_nothing_of_it_is_left(
     if stays:  # the next job comes when a mark that could not be removed counts no more
         monkeypatch.setattr(work_dirs, "_SETTLING_S", 0.0)
     played = PlayedAgent()
-    monkeypatch.setattr(agents, "_exec", played.start)
+
+    def executed(*_: Any, pass_fds: tuple[int, ...], **__: Any) -> SimpleNamespace:
+        with socket.socket(fileno=os.dup(pass_fds[0])) as listener:
+            wait = played.start(request, listener)
+        return SimpleNamespace(pid=os.getpid(), stdin=io.BytesIO(), wait=wait)
+
+    monkeypatch.setattr(agents.subprocess, "Popen", executed)
 
     def forked(*words: Any) -> SimpleNamespace:
         played.start(*words)

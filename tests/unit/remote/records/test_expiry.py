@@ -94,7 +94,7 @@ def test_a_job_whose_journal_is_touched_stays(home):
     for path in (log, log.parent, log.parent.parent, journal, journal.parent, blob):
         os.utime(path, (1, 1))
     places.touch((home / "gone", str(journal), blob))
-    expiry.expire()
+    expiry.expire(places.now_at(home))
     assert log.exists()
     assert blob.exists()
 
@@ -272,7 +272,7 @@ def test_a_kernel_that_looks_at_ten_thousand_blobs_holds_half_a_kilobyte_of_each
         (home / "blobs" / f"{number:064x}").touch()
     tracemalloc.start()
     try:
-        expiry.expire()
+        expiry.expire(places.now_at(home))
         assert tracemalloc.get_traced_memory()[1] < 10_000 * 512
     finally:
         tracemalloc.stop()
@@ -422,8 +422,8 @@ def test_the_own_clock_says_nothing_of_what_another_host_of_the_home_uses(
     blob.touch()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
-    expiry.expire()
-    assert expiry.unused("bundle") == []
+    expiry.expire(places.now_at(home))
+    assert expiry.unused("bundle", places.now_at(home)) == []
     expiry.remove([environment])
     assert environment.is_dir()
     assert blob.exists()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -178,10 +178,7 @@ def a_file_for_all_hosts(home: Path, _: Path) -> Case:
 def test_what_comes_is_whole_or_not_there_and_comes_the_next_time(
     home_in_memory, tmp_path, monkeypatch, case, stays, home_error
 ):
-    def done(*_: Any) -> tuple[int, list[str]]:
-        return 0, []
-
-    monkeypatch.setattr(EnvironmentSync, "_run", done)
+    monkeypatch.setattr(EnvironmentSync, "_must", lambda *_, **__: None)
     monkeypatch.setattr(environment_sync.shutil, "which", lambda *_, **__: "uv")
     if (
         stays

@@ -14,7 +14,14 @@ import pytest
 
 from distmagic.payload.folder import contents_of
 from distmagic.payload.tree import packed
-from distmagic.remote.records import expiry, listing, places, work_dirs, work_sync
+from distmagic.remote.records import (
+    expiry,
+    found_files,
+    listing,
+    places,
+    work_dirs,
+    work_sync,
+)
 from distmagic.remote.wire.protocol import WorkDir
 from tests.lab.waiting import HANG_S
 
@@ -297,13 +304,13 @@ def test_a_file_is_read_only_where_its_size_and_its_times_do_not_tell(
     project, home, monkeypatch
 ):
     read: list[str] = []
-    digest_of_file = work_sync._digest_of_file
+    digest_of = found_files.digest_of
 
     def noted(file: Path) -> str:
         read.append(file.name)
-        return digest_of_file(file)
+        return digest_of(file)
 
-    monkeypatch.setattr(work_sync, "_digest_of_file", noted)
+    monkeypatch.setattr(found_files, "digest_of", noted)
     write(project, grown="1", longer=LARGE, same=LARGE + "1", touched=LARGE)
     path = prepared(work_of(project, home))
     write(path, grown="12", longer=LARGE + "1", same=LARGE + "2")
@@ -448,7 +455,7 @@ def test_a_directory_remembers_who_began_the_jobs_that_used_it(project, home):
     for number in range(50):
         name = f"script (process {number})"
         work_dirs.prepare(work, f"p{number}", 0, name)
-    assert len(work_dirs.kept()[0].owners) == 20
+    assert len(next(work_dirs.kept()).owners) == 20
 
 
 def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch, golden):
@@ -547,7 +554,7 @@ def test_the_own_clock_says_nothing_of_a_job_on_another_host_of_the_home(
     with pytest.raises(OSError, match="job far "):
         work_dirs.remove(NAME)
     assert [one.is_used for one in work_dirs.kept()] == [True, False]
-    expiry.expire()
+    expiry.expire(places.now_at(home))
     assert mark.exists()
     assert there(path) == {"a": "1", "snapshot": "5"}
 

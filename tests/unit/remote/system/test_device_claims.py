@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distmagic.remote.system import device_claims
+from distmagic.remote.system import facts
 from distmagic.remote.system.device_claims import Claim, DeviceClaims, device_key, parse
 from distmagic.remote.wire.parts import DeviceClaim
 
@@ -119,7 +119,7 @@ def test_two_nodes_of_one_job_on_one_machine_share_its_devices(contacts, device)
 
 
 def test_a_device_that_is_held_without_a_claim_is_another_run_s(contacts, device):
-    with device_claims._bound(f"distmagic-device-{device_key(device)}"):
+    with facts.named_socket(f"distmagic-device-{device_key(device)}"):
         (claim,) = contacts[0].take("j-1", (device,))
     assert (claim.job, claim.owner) == ("", "")
     assert contacts[0].take("j-1", (device,)) == ()

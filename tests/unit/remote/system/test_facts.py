@@ -230,5 +230,7 @@ def test_a_reserved_port_is_left_to_torchrun_and_to_the_next_run():
 def test_where_all_ports_are_taken_the_last_one_has_to_do(monkeypatch):
     port, holder = facts.reserve_port("127.0.0.1")
     monkeypatch.setattr(facts, "free_port", lambda _: port)
-    assert facts.reserve_port("127.0.0.1")[0] == port
+    again, unnamed = facts.reserve_port("127.0.0.1")
+    unnamed.close()
+    assert again == port
     holder.close()

@@ -91,7 +91,7 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / name).chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(Path, "read_text", lambda *_: SCOPE)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: SCOPE)
     monkeypatch.setattr(logout, "_user", lambda: "ann")
     yield say
     logout._kills.cache_clear()

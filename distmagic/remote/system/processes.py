@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import resource
+import select
 import signal
 import sys
 import time

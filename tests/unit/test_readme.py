@@ -12,7 +12,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from distmagic import errors
-from distmagic.notebook import commands, help_pages, host_commands
+from distmagic.notebook import commands, help_pages
 from distmagic.request import flag_parser, flags, spec
 from distmagic.request.cells.cell import parse_cell
 from distmagic.request.config import Distmagic
@@ -241,7 +241,8 @@ def test_commands_of_a_page_are_read_as_they_stand(page):
         else:
             assert name in commands.NAMES
             way, rest = flag_parser.split_way(words)
-            known = {*OF_COMMANDS, *host_commands.FLAGS}
+            forms = [form for one in commands.SUBCOMMANDS for form in one.flags]
+            known = {*OF_COMMANDS, *(form.partition(" ")[0] for form in forms)}
             assert {word for word in rest if word.startswith("-")} <= known
         flags.parse_words(way, DEFAULTS)
 

@@ -67,7 +67,7 @@ def test_a_day_is_less_than_a_megabyte(monkeypatch):
     ends = [ended(rank, node) for rank, node in RANKS.items()]
     state = fold(state, [*ends, at(Gone(), 0), at(Gone(), 1)])
     notebook.NotebookScreen().finish(state)
-    (data,) = published
+    *_, data = published
     size = len(json.dumps(data).encode())
     assert "took 23 h" in data["text/plain"] or "took 24 h" in data["text/plain"]
     assert data["text/html"].count("<svg") == 8

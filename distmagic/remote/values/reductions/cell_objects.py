@@ -84,6 +84,11 @@ def reduced(obj: Any) -> Any:
     Raises `pickle.PicklingError` for one that pickle would only write as a name in the notebook's
     `__main__`.
     """
+    for module, name in _OF_EACH_PROCESS:
+        loaded = sys.modules.get(module)
+        if obj is getattr(loaded, name, None):
+            # Pickling the module notes that the value needs it.
+            return getattr, (loaded, name)
     path = _path_of(obj)
     if path:
         return pkgutil.resolve_name, (path,)
@@ -117,16 +122,13 @@ def reduced(obj: Any) -> Any:
 
 def _path_of(obj: Any) -> str:
     """Return the path at which each host has its own such object; "" for any other object."""
-    for module, name in _OF_EACH_PROCESS:
-        if obj is getattr(sys.modules.get(module), name, None):
-            return f"{module}:{name}"
     if type(obj).__module__ == "IPython.core.autocall" and "Exit" in type(obj).__name__:
         return "builtins:exit"
     of_generic: Any = typing.Generic.__class_getitem__
     if obj is getattr(of_generic, "__func__", None):  # a generic NamedTuple has it
         return "typing:Generic.__class_getitem__.__func__"
     if isinstance(obj, FunctionType):
-        if not obj.__globals__.get("__name__", "").startswith("IPython."):
+        if not str(obj.__globals__.get("__name__")).startswith("IPython."):
             return ""
         if getattr(obj, "__wrapped__", None) is io.open:
             return "builtins:open"

@@ -612,6 +612,27 @@ def test_what_each_process_has_one_of_is_that_of_the_other_end(find, tmp_path):
     assert through(find(), tmp_path) is find()
 
 
+@pytest.mark.parametrize(
+    ("value", "module"),
+    [
+        (np.random.rand, "numpy.random.mtrand"),
+        (random.randint, "random"),
+        (torch.default_generator, "torch"),
+    ],
+)
+def test_what_each_process_has_one_of_needs_its_module(value, module, tmp_path):
+    seen = Seen()
+    parcel.dump([value], tmp_path / "value", seen=seen)
+    assert module in seen.modules
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_a_function_may_be_of_globals_without_a_names_text(name, tmp_path):
+    names = {"__name__": name}
+    exec("def one():\n    return 1", names)
+    assert through(names["one"], tmp_path)() == 1
+
+
 def test_an_object_that_an_installed_package_keeps_goes_by_name(
     tmp_path, monkeypatch, golden
 ):

@@ -177,9 +177,9 @@ def _wait(server: subprocess.Popen[bytes], log: Path) -> None:
     if not answers.poll(_START_S * 1000):
         raise _silent(_START_S)
     with server.stdout as answer:
-        listens = answer.readline()
-    if not listens:
-        why = log.read_text(errors="replace")[-_LOG_BYTES:].strip()
+        text = answer.readline().decode(errors="replace")
+    if text != "ready\n":  # it has ended, or something else in its Python prints
+        why = (text + log.read_text(errors="replace"))[-_LOG_BYTES:].strip()
         raise DistmagicError(f"The playground's SSH server did not start:\n{why}")
 
 

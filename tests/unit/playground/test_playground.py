@@ -570,6 +570,17 @@ def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     assert list((tmp_path / "place").iterdir()) == []
 
 
+def test_another_word_than_the_servers_is_no_start(monkeypatch, tmp_path):
+    def launch(place, *_):
+        (place / "server.log").touch()
+        return subprocess.Popen(["echo", "a word of sitecustomize"], stdout=subprocess.PIPE)  # fmt: skip
+
+    monkeypatch.setattr(playground, "_launch", launch)
+    with pytest.raises(DistmagicError, match="a word of sitecustomize"):
+        playground.start(1, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_playground_without_room_or_without_a_process_says_so(monkeypatch, tmp_path):
     with pytest.raises(DistmagicError, match="No such file"):
         playground.start(1, directory=tmp_path / "missing")

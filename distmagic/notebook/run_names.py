@@ -34,7 +34,7 @@ def bind(shell: InteractiveShell | None, names: Sequence[str], run: object) -> N
         return
     for name in names:
         older = shell.user_ns.get(name)
-        is_run = type(older).__module__.startswith("distmagic.")
+        is_run = str(type(older).__module__).startswith("distmagic.")
         if older is not None and not is_run:
             print(
                 f"! {name} is the run now, and no longer a {type(older).__name__}. What a rank has returned: "

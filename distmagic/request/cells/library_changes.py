@@ -126,10 +126,16 @@ def _of_text(text: str) -> tuple[Sequence[LocalEffect], Sequence[_Change], bool]
     nodes = [node for statement in statements for node in executed(statement)]
     changed = [one for node in nodes for one in _changed(node)]
     own = statements[:-1] if text.startswith(_OF_RANKS) else statements
-    draws = any(
-        computes(one) for one in own if not ast.unparse(one).startswith("get_ipython()")
-    )
+    draws = any(computes(one) and not _is_magic(one) for one in own)
     return local_effects(statements), changed, draws
+
+
+def _is_magic(statement: ast.stmt) -> bool:
+    """Whether a statement only calls IPython. The text of a long sum would nest too deeply."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func).startswith(
+        "get_ipython()"
+    )
 
 
 def _changed(node: ast.AST) -> Iterator[_Change]:

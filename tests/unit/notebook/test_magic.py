@@ -171,6 +171,12 @@ def test_a_run_that_has_a_name_is_let_go_of_with_that_name(lab, cell):
     assert run() is None, "neither Out nor _run has any of it"
 
 
+def test_a_name_whose_object_is_of_no_module_becomes_the_run(lab):
+    lab.value("class Odd: __module__ = None\nrun = Odd()")
+    lab.value("%%distributed -o run\nlen('four')")
+    assert lab.shell.user_ns["run"] == 4
+
+
 def test_a_run_without_a_name_is_the_last_run_until_the_next_one(lab):
     lab.value("%%distributed\nlen('four')")
     assert lab.shell.user_ns["_run"] == 4

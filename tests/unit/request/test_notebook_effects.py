@@ -247,6 +247,16 @@ def test_of_another_cell_a_seed_is_told_where_nothing_is_drawn_here(
         )
 
 
+def test_a_long_sum_is_no_fault_of_a_cell():
+    long = " + ".join(["a"] * 450)
+    assert list(changes_of(f"x = {long}\n{long}", "Cell In[1]", {})) == []
+    later = (f"x = {long}", "get_ipython().run_line_magic('timeit', 'f()')")
+    found = list(
+        changes_of("import torch\ntorch.manual_seed(3)", "Cell In[1]", {}, later)
+    )
+    assert [one.kind for one in found] == ["seed"]
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_cell_that_changes_a_library_changes_that_of_the_notebook_alone(name, golden):
     text, library, words = CHANGES[name]

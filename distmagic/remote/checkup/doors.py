@@ -113,7 +113,7 @@ def _behind(door: HostDoor) -> str:
             sock.sendall(_LOAD)
             return "open" if _received(sock, len(large)) == large else "another"
     except (socket.gaierror, UnicodeError, OverflowError):
-        return "no name"  # another host has told it
+        return "no name"  # as the other host has sent it
     except TimeoutError:
         return late
     except OSError as error:

@@ -134,7 +134,7 @@ _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
 held = [os.dup(0) for _ in range(1100)]
 child = subprocess.Popen(["true"])
-processes.wait_for_end([child.pid], {HANG_S})
+processes.wait_gone(processes.read(child.pid), {HANG_S})
 print(processes.read(child.pid).state)
 """
     assert start(HEAD + source).stdout.read() == "Z\n"

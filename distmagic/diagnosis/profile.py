@@ -164,7 +164,9 @@ def longest(traces: Mapping[int, Trace], steps: int) -> tuple[Op, ...]:
             while outer and outer[-1]["ts"] + outer[-1]["dur"] <= one["ts"]:
                 outer.pop()
             if outer:
-                us[outer[-1]["name"]][rank] -= one["dur"]
+                # Kernels of one stream may overlap: the second one ends later then.
+                left_us = outer[-1]["ts"] + outer[-1]["dur"] - one["ts"]
+                us[outer[-1]["name"]][rank] -= min(one["dur"], left_us)
             us[one["name"]][rank] += one["dur"]
             calls[one["name"]] += 1
             outer.append(one)

@@ -112,8 +112,8 @@ def _behind(door: HostDoor) -> str:
             late = "half"
             sock.sendall(_LOAD)
             return "open" if _received(sock, len(large)) == large else "another"
-    except socket.gaierror:
-        return "no name"
+    except (socket.gaierror, UnicodeError, OverflowError):
+        return "no name"  # as the other host has sent it
     except TimeoutError:
         return late
     except OSError as error:

@@ -8,6 +8,7 @@ torch. A huge page of 2 MiB has one entry. After the fork, a child that writes s
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def collapse() -> Iterator[bool]:
 
 def _own_memory() -> Iterator[tuple[int, int]]:
     """Yield the areas that can be written and belong to no file: their first byte, and the end."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode, *_ = line.split()
-        begin, _, end = addresses.partition("-")
-        if "w" in rights and inode == "0":
-            yield int(begin, 16), int(end, 16)
+    # As bytes: the name of a mapped file may be no text.
+    maps = Path("/proc/self/maps").read_bytes()
+    for begin, end in re.findall(rb"(?m)^(\w+)-(\w+) .w\S+ \S+ \S+ 0\b", maps):
+        yield int(begin, 16), int(end, 16)

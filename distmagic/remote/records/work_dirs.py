@@ -259,6 +259,8 @@ class _Directory:
         """Record who uses the directory, before a file is written into it: `origin` as in the
         property, and the `owner` of the job. Raises OSError.
         """
+        # `remove` of another host may have removed it a moment after this job has marked it.
+        self.about.mkdir(mode=0o700, exist_ok=True)
         if self.origin is None:
             # Atomically: a partial origin would be another one.
             with atomic_write(self.about / "origin") as file:
@@ -281,6 +283,7 @@ class _Directory:
 
         Raises OSError and ValueError.
         """
+        self.about.mkdir(mode=0o700, exist_ok=True)  # as in `belongs_to`
         sync = FileSync(self.path, self.about)
         # A host that returns to its job finds the files that its ranks wrote.
         if work.is_fresh and self._read("fresh") != job:

@@ -183,8 +183,11 @@ def wait_for_end(pids: Iterable[int], timeout_s: float) -> None:
     Those that were reaped before do not count. Without pidfds it returns after 0.02 s.
     """
     pidfds = [pidfd for pidfd in map(open_pidfd, pids) if pidfd >= 0]
+    poll = select.poll()  # select(2) takes no descriptor above 1023
     try:
-        select.select(pidfds, [], [], timeout_s if pidfds else _PAUSE_S)
+        for pidfd in pidfds:
+            poll.register(pidfd)
+        poll.poll(1000 * (timeout_s if pidfds else _PAUSE_S))
     finally:
         for pidfd in pidfds:
             os.close(pidfd)

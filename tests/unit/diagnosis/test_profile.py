@@ -121,6 +121,12 @@ def test_only_the_ten_longest_are_shown_and_of_gpus_only_what_they_do():
     assert [op.name for op in longest({0: on_gpu}, 1)] == ["gemm"]
 
 
+def test_a_kernel_that_begins_early_takes_only_that_time_from_the_one_before():
+    rows = [("gemm", 0, 30), ("norm", 28, 50), ("gemm", 100, 30), ("norm", 128, 50)]
+    found = longest({0: trace(*(took(*row, "kernel") for row in rows))}, 1)
+    assert [(op.name, op.ms) for op in found] == [("norm", 0.1), ("gemm", 0.056)]
+
+
 def test_a_rank_that_comes_last_has_the_others_wait():
     early = trace(
         *gloo("all_reduce", (0.0, 5000.0), (10_000.0, 4000.0)),

@@ -57,6 +57,12 @@ def test_the_door_of_another_host_is_no_door(doors):
     assert knock((door(doors.ports[0], "another"),)) == ("another",)
 
 
+def test_a_place_that_can_not_be_one_leaves_the_other_doors(doors):
+    """Another host has sent it, and may be broken."""
+    odd = (door(1, address="a..b"), door(1 << 64))
+    assert knock((*odd, door(doors.ports[0]))) == ("no name", "no name", "open")
+
+
 @pytest.mark.slow
 def test_what_is_no_door_at_all():
     with socket.socket() as other:

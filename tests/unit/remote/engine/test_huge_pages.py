@@ -39,3 +39,21 @@ def test_memory_moves_to_huge_pages_and_keeps_its_bytes():
     assert version is not None
     if (int(version[1]), int(version[2])) >= (6, 1):
         assert int(moved_kb) >= 8 * 2048
+
+
+_ODD_NAME = r"""
+import mmap, os, sys
+from distmagic.remote.engine import huge_pages
+
+name = os.fsencode(sys.argv[1]) + b"/m\xfcl\rler.so"
+with open(name, "w+b") as file:
+    file.write(bytes(4096))
+    file.flush()
+    mapped = mmap.mmap(file.fileno(), 4096)
+print(next(huge_pages.collapse()))
+"""
+
+
+def test_a_library_may_be_in_a_folder_whose_name_is_no_text(tmp_path):
+    done = completed([sys.executable, "-c", _ODD_NAME, str(tmp_path)])
+    assert done.stdout.strip() == "True"

@@ -458,6 +458,23 @@ def test_a_directory_remembers_who_began_the_jobs_that_used_it(project, home):
     assert len(next(work_dirs.kept()).owners) == 20
 
 
+def test_a_directory_that_another_host_removes_at_that_moment_is_made_anew(
+    project, home, monkeypatch
+):
+    """An expired one, when the first run for weeks begins on hosts that share a home."""
+    write(project, a="1")
+    real = work_dirs._free_directory
+
+    def just_removed(*args):
+        found = real(*args)
+        shutil.rmtree(found[0].about)
+        return found
+
+    monkeypatch.setattr(work_dirs, "_free_directory", just_removed)
+    assert there(prepared(work_of(project, home))) == there(project)
+    assert work_dirs.remove(NAME)
+
+
 def test_files_do_not_change_under_a_job_that_runs(project, home, monkeypatch, golden):
     monkeypatch.setattr(listing, "is_running", lambda job, node_rank: job == "one")
     write(project, a="1")

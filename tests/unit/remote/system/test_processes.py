@@ -127,6 +127,19 @@ def test_descendants_of_a_table():
 # ---- ending
 
 
+def test_the_end_of_a_process_is_awaited_among_many_open_files(start):
+    source = f"""
+import resource, subprocess
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+held = [os.dup(0) for _ in range(1100)]
+child = subprocess.Popen(["true"])
+processes.wait_gone(processes.read(child.pid), {HANG_S})
+print(processes.read(child.pid).state)
+"""
+    assert start(HEAD + source).stdout.read() == "Z\n"
+
+
 def test_a_number_that_was_given_out_again_is_not_hit(start):
     child = start(WAIT)
     found = up(child)

@@ -6,7 +6,7 @@ import subprocess
 
 from tests.bench import contestants
 from tests.bench.bench import Bench
-from tests.bench.contestants import Place, magic_line
+from tests.bench.contestants import Place
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import scratch
 from tests.lab import Lab
@@ -17,11 +17,11 @@ _PACKAGES = ("lightning", "transformers")
 # Meanwhile the warm processes try the package, and import it.
 _PREPARED = "import time; time.sleep(30)"
 _TIMED = """
-import importlib, time
+import time
 
-def imported(name):
+def imported():
     began = time.perf_counter()
-    importlib.import_module(name)
+    import {package}
     return time.perf_counter() - began
 """
 
@@ -30,22 +30,22 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     """Import each package in ranks, after a run whose text imports it, and in a Python over ssh."""
     rows = []
     for package in _PACKAGES:
-        with scratch("imports") as folder, Lab(2) as lab:
+        source = _TIMED.format(package=package)
+        with scratch("imports") as folder, Lab(1) as lab:
             place = Place(lab=lab, folder=folder)
-            theirs = [_by_hand(place, package) for _ in range(bench.rounds_dear + 1)]
+            program = f"{source}\nimport torch\nprint(imported())"
+            theirs = [
+                _by_hand(place, package, program) for _ in range(bench.rounds_dear + 1)
+            ]
             with contestants.own_kernel(place) as (kernel, _):
-                kernel.run(_TIMED)
-                line = magic_line(
-                    place, f"--env PYTHONPATH={folder_of(package)} -o run"
-                )
-                kernel.run(f"{line}\nimport {package}\nimported({package!r})")
+                kernel.run(source)
+                line = f"%%distributed --ssh-config {lab.ssh_config} --hosts dm1:1 --env PYTHONPATH={folder_of(package)} -o run"
+                kernel.run(f"{line}\nimported()")
                 kernel.run(_PREPARED)
                 ours = []
                 for number in range(bench.rounds_dear):
-                    kernel.run(f"{line}\nimported({package!r})")
-                    ours.append(
-                        float(kernel.run("print(max(run.results.values()))").shown)
-                    )
+                    kernel.run(f"{line}\nimported()")
+                    ours.append(float(kernel.run("print(run.results[0])").shown))
                     bench.say(
                         f"imports: {package}: {ours[-1]:.3f} s, by hand {theirs[number + 1]:.2f} s"
                     )
@@ -56,11 +56,10 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
     return tuple(rows)
 
 
-def _by_hand(place: Place, package: str) -> float:
-    program = f"{_TIMED}\nimport torch\nprint(imported({package!r}))"
-    host = place.lab.hosts[0]
+def _by_hand(place: Place, package: str, program: str) -> float:
+    host, path = place.lab.hosts[0], f"PYTHONPATH={folder_of(package)}"
     done = subprocess.run(
-        ["ssh", "-F", str(place.lab.ssh_config), host.name, f"PYTHONPATH={folder_of(package)}", "python3", "-"],
+        ["ssh", "-F", str(place.lab.ssh_config), host.name, path, "python3", "-"],
         input=program, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return float(done.stdout.split()[-1])

@@ -27,9 +27,10 @@ from distmagic.runner.delivery import Delivery
 from distmagic.runner.prepare import routes_of
 
 # A host stores a batch next to its blobs before the files get their names, perhaps on another disk.
-# One message lists all files of a batch.
 _BATCH_BYTES = 256 << 20
-_BATCH_FILES = 50
+# One message lists all files of a batch, each with its name and about 200 bytes more.
+_LIST_BYTES = 500_000
+_ENTRY_BYTES = 200
 _TRIES = 3  # hosts that share a home take files of one batch from each other
 
 
@@ -57,12 +58,14 @@ def batches(
 ) -> Iterator[dict[str, Path]]:
     """Yield the files ordered by name, in batches of limited size, each with at least one file."""
     batch: dict[str, Path] = {}
-    size_bytes = 0
+    size_bytes = list_bytes = 0
     for name, path in sorted(files.items()):
-        size_bytes += size_of(path)
-        if batch and (size_bytes > _BATCH_BYTES or len(batch) == _BATCH_FILES):
+        of_file, of_entry = size_of(path), len(file_names.quoted(name)) + _ENTRY_BYTES
+        size_bytes += of_file
+        list_bytes += of_entry
+        if batch and (size_bytes > _BATCH_BYTES or list_bytes > _LIST_BYTES):
             yield batch
-            batch, size_bytes = {}, size_of(path)
+            batch, size_bytes, list_bytes = {}, of_file, of_entry
         batch[name] = path
     if batch:
         yield batch

@@ -8,7 +8,7 @@ import pytest
 
 from distmagic.errors import UsageError
 from distmagic.payload.blobs import LocalBlob
-from distmagic.remote.wire import protocol
+from distmagic.remote.wire import file_names, protocol
 from distmagic.session import spreading
 from distmagic.session.spreading import batches, named_files
 from tests.builders.hosts import FakeHost, after, reach
@@ -40,13 +40,13 @@ def test_two_files_that_differ_get_no_common_name(tmp_path, golden):
     golden(str(raised.value).replace(str(tmp_path), "/here"))
 
 
-def test_a_batch_is_full_by_its_bytes_or_by_its_files_and_never_empty(monkeypatch):
+def test_a_batch_is_full_by_its_bytes_or_by_its_list_and_never_empty(monkeypatch):
     sizes = {
         Path(name): size
         for name, size in zip("abcdef", (3, 9, 1, 1, 1, 1), strict=True)
     }
     monkeypatch.setattr(spreading, "_BATCH_BYTES", 8)
-    monkeypatch.setattr(spreading, "_BATCH_FILES", 3)
+    monkeypatch.setattr(spreading, "_LIST_BYTES", 3 * (1 + spreading._ENTRY_BYTES))
     files = {str(path): path for path in sizes}
     found = ["".join(batch) for batch in batches(files, sizes.__getitem__)]
     assert found == ["a", "b", "cde", "f"]
@@ -68,3 +68,18 @@ def test_a_host_may_read_a_large_file_for_longer_than_it_may_be_silent(
     source = write(tmp_path, model="weights") / "model"
     assert spreading.put(reach(host), [source], "there") == (1, 7)
     assert len(host.requests_of(protocol.PlaceFiles)) == 1
+
+
+def test_the_list_of_a_batch_fits_into_one_message():
+    """Whatever the names are: the longest that a file system takes, each byte quoted."""
+    files = {f"{number:05}{chr(0xE000) * 83}": Path() for number in range(4000)}
+    blob = protocol.Blob(sha256="f" * 64, size_bytes=256 << 20)
+    for batch in batches(files, lambda _: 1):
+        request = protocol.PlaceFiles(
+            folder=protocol.Folder(path="~"),
+            files=tuple(
+                protocol.PlacedFile(path=file_names.quoted(name), blob=blob, mode=0o600)
+                for name in batch
+            ),
+        )
+        assert len(protocol.encode(request)) < protocol.MAX_LINE_BYTES

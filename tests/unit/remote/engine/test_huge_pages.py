@@ -50,7 +50,7 @@ with open(name, "w+b") as file:
     file.write(bytes(4096))
     file.flush()
     mapped = mmap.mmap(file.fileno(), 4096)
-print(next(huge_pages.collapse()))
+print(all(huge_pages.collapse()))
 """
 
 

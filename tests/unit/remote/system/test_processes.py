@@ -316,6 +316,7 @@ def tree(monkeypatch) -> Tree:
     monkeypatch.setattr(
         termination.processes, "descendants", lambda root: tuple(made.alive.values())
     )
+    monkeypatch.setattr(termination.processes, "has_child", lambda: True)
     monkeypatch.setattr(termination.processes, "send", made.send)
     return made
 

@@ -9,16 +9,13 @@ from pathlib import Path
 
 from distmagic.notebook import help_pages, host_commands
 from distmagic.notebook.commands import NAMES, SUBCOMMANDS, Subcommand
+from distmagic.notebook.settings import MAGICS, RANKS
 from distmagic.remote.frozen import frozen
 from distmagic.request.flag_parser import flag_names
 from distmagic.request.flag_table import NO_SYSTEM
 from distmagic.request.hosts import SLOT_WORDS
 from distmagic.request.spec import BACKENDS, ON_DISCONNECT
 from distmagic.request.systems import systems, that_can
-
-# The second name is for notebooks in which another extension has the first.
-MAGICS = ("distributed", "distmagic")
-RANKS = "ranks"  # only a cell magic
 
 
 def _files(*patterns: str) -> list[str]:

@@ -24,15 +24,14 @@ from typing import TYPE_CHECKING, Any
 from distmagic import notebook_place
 from distmagic.connection.prompts import NotebookAsker, asker_of
 from distmagic.errors import PayloadTooLarge, UsageError
-from distmagic.notebook import commands, ranks_cells, run_names
-from distmagic.notebook.completion import MAGICS, RANKS, Completer
+from distmagic.notebook import run_names
 from distmagic.notebook.local_run import (
     note_library_changes,
     note_loading,
     reject_names_early,
     run_local,
 )
-from distmagic.notebook.settings import Notebook, say
+from distmagic.notebook.settings import MAGICS, RANKS, Notebook, say
 from distmagic.remote.system import threads
 from distmagic.remote.values.settings import MADE
 from distmagic.request import flag_parser, flags
@@ -86,15 +85,15 @@ class Magics:
         # Library changes that were shown.
         self._noted: set[tuple[str, int, str]] = set()
         self._loaded: set[str] = set()  # what ranks of earlier runs have loaded
-        self.matcher = _matcher(
-            Completer(hosts=self.notebook.host_names, jobs=self.notebook.job_names)
-        )
+        self.matcher = _matcher(self.notebook)
 
     def line(self, line: str) -> object:
         """Set the notebook's hosts, start a playground, manage jobs.
 
         `%distributed` alone lists the commands.
         """
+        from distmagic.notebook import commands
+
         # A message may be asked about as it is, with an apostrophe in it.
         is_question = line.startswith("help ")
         words = line.split() if is_question else flags.split(line)
@@ -113,6 +112,8 @@ class Magics:
             return None
         request = flags.parse_line(line, self.config.defaults(os.environ))
         names = [request.output] if request.output else []
+        from distmagic.notebook import ranks_cells
+
         if request.stay is not None and request.export is not None:
             cell = ranks_cells.whole_text(self.notebook, request.stay, cell)
         plan = self._read(cell, request)
@@ -367,7 +368,7 @@ class Magics:
             run_local(self.shell, plan, dict(request.spec.env))
 
 
-def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
+def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
     """Return IPython's completion function; on a line of these magics it suppresses other
     completions.
     """
@@ -375,6 +376,9 @@ def _matcher(completer: Completer) -> Callable[[Any], dict[str, Any]]:
 
     @context_matcher(identifier="distmagic")  # type: ignore[untyped-decorator]
     def complete(context: Any) -> dict[str, Any]:
+        from distmagic.notebook.completion import Completer
+
+        completer = Completer(hosts=notebook.host_names, jobs=notebook.job_names)
         found = completer.candidates(context.text_until_cursor)
         if found is None:
             return {"completions": []}
@@ -432,7 +436,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def _import_for_first_cell() -> None:
-    """Import what a first cell needs, while the user writes it: it takes a tenth of a second."""
+    """Import what a first cell or command needs, while the user writes it.
+
+    It takes a tenth of a second, for which `%load_ext` does not wait.
+    """
+    import distmagic.notebook.completion
+    import distmagic.notebook.ranks_cells
     import distmagic.session.inside
     import distmagic.session.place  # noqa: F401
 

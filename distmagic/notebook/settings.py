@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from distmagic.state.model import RunState
     from distmagic.staying.ranks import Ranks
 
+# The second name is for notebooks in which another extension has the first.
+MAGICS = ("distributed", "distmagic")
+RANKS = "ranks"  # only a cell magic
+
 
 class Notebook:
     """One shell with its settings; in a terminal, where `shell` is None, the settings of one

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -139,14 +140,16 @@ def placed_files(local: Mapping[str, LocalBlob]) -> tuple[PlacedFile, ...]:
     """Return what a host needs in order to make files from blobs; `local` has the files by their
     names on the host.
     """
-    return tuple(
-        PlacedFile(
-            path=file_names.quoted(name),
-            blob=one.blob,
-            mode=found_files.mode_of_copy(one.path, name),
-        )
-        for name, one in local.items()
-    )
+    modes: dict[tuple[Path, str], int] = {}  # by folder, and the folder's copy
+    files = []
+    for name, one in local.items():
+        place = one.path.parent, posixpath.dirname(name)
+        if place not in modes:
+            modes[place] = found_files.mode_in_copy(*place)
+        mode = one.path.stat().st_mode & modes[place]
+        quoted = file_names.quoted(name)
+        files.append(PlacedFile(path=quoted, blob=one.blob, mode=mode))
+    return tuple(files)
 
 
 def _note(links: Sequence[Link], node: int, text: str) -> None:

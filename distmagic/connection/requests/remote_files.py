@@ -280,10 +280,12 @@ def files_at(source: Path) -> list[tuple[Path, str]]:
     root = source.resolve()
     found = []
     for inner, _, names in os.walk(root):
+        folder = Path(inner)
+        copied = folder.relative_to(root.parent)
         for name in names:
-            path = Path(inner) / name
+            path = folder / name
             if path.is_file() and not path.is_symlink():
-                found.append((path, f"{root.name}/{path.relative_to(root)}"))
+                found.append((path, f"{copied}/{name}"))
     if not found:
         raise UsageError(f"The folder {source} has no file.")
     return sorted(found)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import posixpath
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from distmagic.remote.records.manifest import checked
@@ -83,15 +84,21 @@ def mode_of_copy(file: Path, name: str) -> int:
 
     `name` is the copy's path below the folder to which they are copied.
     """
-    mode = file.stat().st_mode & 0o777
-    for folder, named in zip(file.parents, PurePosixPath(name).parents, strict=False):
-        if not named.name or folder.name != named.name:
-            break
+    return file.stat().st_mode & mode_in_copy(file.parent, posixpath.dirname(name))
+
+
+def mode_in_copy(folder: Path, name: str) -> int:
+    """Return the permissions that files of a folder keep in its copy, as `mode_of_copy`; `name` is
+    the folder's own copy.
+    """
+    mode = 0o777
+    while folder.name and folder.name == posixpath.basename(name):
         above = folder.stat().st_mode
         if not above & 0o010:
             mode &= ~0o070
         if not above & 0o001:
             mode &= ~0o007
+        folder, name = folder.parent, posixpath.dirname(name)
     return mode
 
 

@@ -68,11 +68,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTMAGIC_PLAYGROUND_GPUS", own)
         started = playground.start(2, directory=tmp_path_factory.mktemp("hosts"))
-    with started:
-        try:
-            yield started
-        finally:
-            session().down()
+    try:
+        yield started
+    finally:
+        session().down()
+        started.stop()
 
 
 @pytest.fixture

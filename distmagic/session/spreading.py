@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import posixpath
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +17,14 @@ from distmagic.connection.first_links import FirstLinks
 from distmagic.connection.link import Link, patience_s
 from distmagic.connection.parallel import in_parallel
 from distmagic.connection.requests.progress_line import ProgressLine
-from distmagic.connection.requests.remote_files import files_at, local_file
+from distmagic.connection.requests.remote_files import (
+    SourceFile,
+    files_at,
+    local_file,
+)
 from distmagic.errors import ProtocolError, UsageError
 from distmagic.payload.blobs import LocalBlob
 from distmagic.payload.sizes import plural
-from distmagic.remote.records import found_files
 from distmagic.remote.wire import file_names, protocol
 from distmagic.remote.wire.protocol import Folder, PlacedFile
 from distmagic.runner.delivery import Delivery
@@ -35,39 +38,47 @@ _ENTRY_BYTES = 200
 _TRIES = 3  # hosts that share a home take files of one batch from each other
 
 
-def named_files(sources: Sequence[Path]) -> dict[str, Path]:
-    """Return the files at these paths by their names on hosts: below a folder with the source's own
-    name.
+def named_files(sources: Sequence[Path]) -> list[SourceFile]:
+    """Return the files at these paths ordered by their names on hosts: below a folder with the
+    source's own name.
 
     Folders with the same name are merged. Raises `UsageError` if two different files would get the
-    same name.
+    same name, and the errors of `files_at`.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, SourceFile] = {}
     for source in sources:
-        for path, name in files_at(source):
-            other = found.setdefault(name, path)
-            if other != path and other.read_bytes() != path.read_bytes():
+        for file in files_at(source):
+            other = found.setdefault(file.name, file)
+            if not _has_same_content(other, file):
                 raise UsageError(
-                    f"{other} and {path} differ, and both would be {name} on the hosts.",
+                    f"{other.path} and {file.path} differ, and both would be {file.name} on the hosts.",
                     "Put them one after the other, each to a folder of its own.",
                 )
-    return found
+    return [found[name] for name in sorted(found)]
+
+
+def _has_same_content(one: SourceFile, other: SourceFile) -> bool:
+    if one.path == other.path:
+        return True
+    return Path(one.path).read_bytes() == Path(other.path).read_bytes()
 
 
 def batches(
-    files: Mapping[str, Path], size_of: Callable[[Path], int]
-) -> Iterator[dict[str, Path]]:
-    """Yield the files ordered by name, in batches of limited size, each with at least one file."""
-    batch: dict[str, Path] = {}
+    files: Iterable[SourceFile], most_bytes: float
+) -> Iterator[list[SourceFile]]:
+    """Yield the files in batches, each with at least one file, with at most so many bytes, and with
+    a list that fits into one message.
+    """
+    batch: list[SourceFile] = []
     size_bytes = list_bytes = 0
-    for name, path in sorted(files.items()):
-        of_file, of_entry = size_of(path), len(file_names.quoted(name)) + _ENTRY_BYTES
-        size_bytes += of_file
+    for file in files:
+        of_entry = len(file_names.quoted(file.name)) + _ENTRY_BYTES
+        size_bytes += file.size_bytes
         list_bytes += of_entry
-        if batch and (size_bytes > _BATCH_BYTES or list_bytes > _LIST_BYTES):
+        if batch and (size_bytes > most_bytes or list_bytes > _LIST_BYTES):
             yield batch
-            batch, size_bytes, list_bytes = {}, of_file, of_entry
-        batch[name] = path
+            batch, size_bytes, list_bytes = [], file.size_bytes, of_entry
+        batch.append(file)
     if batch:
         yield batch
 
@@ -76,38 +87,71 @@ def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int,
     """Copy files, and folders with all their files, into a folder of every host; return their
     number and bytes.
 
-    Files that a host has already are not sent. Hosts record them for `clean`. Raises `UsageError`
-    for a path that is neither file nor folder, `PreflightError` if a host can't write, and the
-    errors of connecting.
+    A file of the same size, last change and permissions on a host counts as the same, as for rsync;
+    any other is sent unless the host has its content. Hosts record them for `clean`. Raises
+    `UsageError` for a path that is neither file nor folder, `PreflightError` if a host can't write,
+    and the errors of connecting.
     """
     files = named_files(sources)
-    total_bytes = sum(path.stat().st_size for path in files.values())
+    total_bytes = sum(file.size_bytes for file in files)
     with first_links.opened() as opened:
         links = list(opened.values())
         addresses = [route.address for route in routes_of(links)[0]]
         line = ProgressLine(f"to {plural(len(links), 'host')}", total_bytes)
-        for batch in batches(files, lambda path: path.stat().st_size):
+        differing = _differing(links, files, to)
+        line.add(total_bytes - sum(file.size_bytes for file in differing))
+        for batch in batches(differing, _BATCH_BYTES):
             _put_batch(links, addresses, batch, to, line)
         line.end()
     return len(files), total_bytes
 
 
+def _differing(
+    links: Sequence[Link], files: Sequence[SourceFile], to: str
+) -> list[SourceFile]:
+    """Return the files that at least one host does not have like this."""
+    parts = list(batches(files, math.inf))
+    requests = [
+        protocol.CompareFiles(
+            folder=Folder(path=to),
+            files=tuple(
+                f"{file.size_bytes} {file.changed_ns} {file.mode} {file_names.quoted(file.name)}"
+                for file in part
+            ),
+            owner=names.owner(),
+        )
+        for part in parts
+    ]
+
+    def differing_on(link: Link) -> set[SourceFile]:
+        found: set[SourceFile] = set()
+        for part, request in zip(parts, requests, strict=True):
+            limit_s = patience_s(len(part), 0)
+            answer = link.query(request, protocol.DifferingFiles, limit_s)
+            indexes = frozenset(answer.indexes)
+            found.update(file for at, file in enumerate(part) if at in indexes)
+        return found
+
+    differing = frozenset().union(*in_parallel(differing_on, links))
+    return [file for file in files if file in differing]
+
+
 def _put_batch(
     links: Sequence[Link],
     addresses: Sequence[str],
-    batch: Mapping[str, Path],
+    batch: Sequence[SourceFile],
     to: str,
     line: ProgressLine,
 ) -> None:
-    local = {name: local_file(path) for name, path in batch.items()}
+    local = [local_file(Path(file.path)) for file in batch]
     request = protocol.PlaceFiles(
         folder=Folder(path=to),
-        files=placed_files(local),
+        files=placed_files(batch, local),
         origin=names.own_origin(),
         owner=names.owner(),
     )
 
-    size_bytes = sum(one.blob.size_bytes for one in local.values())
+    size_bytes = sum(one.blob.size_bytes for one in local)
     # The host reads all of it, and may copy it to another disk.
     limit_s = patience_s(len(local), size_bytes)
 
@@ -125,7 +169,7 @@ def _put_batch(
         Delivery(
             taking,
             [addresses[index] for index in there],
-            [one for one in local.values() if one.blob.sha256 in wanted],
+            [one for one in local if one.blob.sha256 in wanted],
             lambda *_: None,
             partial(_note, taking),
         ).run()
@@ -136,20 +180,19 @@ def _put_batch(
     raise ProtocolError(f"{silent}: files that had arrived were gone again.")
 
 
-def placed_files(local: Mapping[str, LocalBlob]) -> tuple[PlacedFile, ...]:
-    """Return what a host needs in order to make files from blobs; `local` has the files by their
-    names on the host.
-    """
-    modes: dict[tuple[Path, str], int] = {}  # by folder, and the folder's copy
-    files = []
-    for name, one in local.items():
-        place = one.path.parent, posixpath.dirname(name)
-        if place not in modes:
-            modes[place] = found_files.mode_in_copy(*place)
-        mode = one.path.stat().st_mode & modes[place]
-        quoted = file_names.quoted(name)
-        files.append(PlacedFile(path=quoted, blob=one.blob, mode=mode))
-    return tuple(files)
+def placed_files(
+    files: Sequence[SourceFile], local: Sequence[LocalBlob]
+) -> tuple[PlacedFile, ...]:
+    """Return what a host needs in order to make these files from their blobs, in the same order."""
+    return tuple(
+        PlacedFile(
+            path=file_names.quoted(file.name),
+            blob=one.blob,
+            mode=file.mode,
+            changed_ns=file.changed_ns,
+        )
+        for file, one in zip(files, local, strict=True)
+    )
 
 
 def _note(links: Sequence[Link], node: int, text: str) -> None:

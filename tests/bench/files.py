@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import distmagic
 from distmagic.api import session
 from distmagic.connection.prompts import NotebookAsker
 from distmagic.request.access import Access
@@ -18,6 +20,7 @@ from distmagic.session import spreading
 from tests.bench.bench import Bench
 from tests.bench.figures import MetricRow, Target
 from tests.bench.folders import kept_in, scratch
+from tests.bench.screens import Silent
 from tests.lab import Lab
 
 TITLE = "Folders of many files to 4 hosts"
@@ -29,16 +32,23 @@ _WAYS = ("ours", "theirs")
 
 
 def measure(bench: Bench) -> tuple[MetricRow, ...]:
-    """Send by `%distributed put --all` and by four rsync in turn, on loopback's speed."""
-    with scratch("files") as folder, kept_in(folder / "home"), Lab(_HOSTS) as lab:
+    """Send by `%distributed put --all` and by four rsync in turn, on loopback's speed.
+
+    Both use connections that are open: ours those of a cell that has run, rsync a shared one of OpenSSH to each host.
+    """
+    with (
+        scratch("files") as folder, kept_in(folder / "home"), Lab(_HOSTS) as lab, _shared(lab, folder) as client,
+    ):  # fmt: skip
+        names = ",".join(host.name for host in lab.hosts)
+        distmagic.run(os.getpid, hosts=names, access=_access(lab), screen=Silent(), nproc_per_node=1)  # fmt: skip
         return (
             _row(
                 f"{_WHOLE:,} files of {_WHOLE_BYTES // 1000} kB to {_HOSTS} hosts, unshaped",
-                _whole(bench, lab, _made(folder / "whole", _WHOLE, _WHOLE_BYTES)),
+                _whole(bench, lab, client, _made(folder / "whole", _WHOLE, _WHOLE_BYTES)),
             ),
             _row(
                 f"{_CHANGED:,} files to {_HOSTS} hosts again after one has changed, unshaped",
-                _changed(bench, lab, _made(folder / "changed", _CHANGED, _CHANGED_BYTES)),
+                _changed(bench, lab, client, _made(folder / "changed", _CHANGED, _CHANGED_BYTES)),
             ),
         )  # fmt: skip
 
@@ -58,25 +68,27 @@ def _made(folder: Path, count: int, size_bytes: int) -> Path:
     return folder
 
 
-def _whole(bench: Bench, lab: Lab, source: Path) -> dict[str, list[float]]:
+def _whole(bench: Bench, lab: Lab, client: str, source: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {way: [] for way in _WAYS}
     for number in range(min(3, bench.rounds_dear)):
         for way in _WAYS:
             for host in lab.hosts:
                 shutil.rmtree(host.home / source.name, ignore_errors=True)
             os.sync()
-            found[way] += _sent(lab, source, way)
+            found[way] += _sent(lab, client, source, way)
         bench.say(f"files, round {number + 1}: {_last(found)}")
     return found
 
 
-def _changed(bench: Bench, lab: Lab, source: Path) -> dict[str, list[float]]:
+def _changed(
+    bench: Bench, lab: Lab, client: str, source: Path
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {way: [] for way in _WAYS}
     _put(lab, source)
     for number in range(bench.rounds_dear):
         for way in _WAYS:
             (source / "000" / "00000.bin").write_bytes(os.urandom(_CHANGED_BYTES))
-            found[way] += _sent(lab, source, way)
+            found[way] += _sent(lab, client, source, way)
         bench.say(f"files, one changed, round {number + 1}: {_last(found)}")
     return found
 
@@ -85,12 +97,12 @@ def _last(found: dict[str, list[float]]) -> str:
     return ", ".join(f"{way} {took_s[-1]:.2f} s" for way, took_s in found.items() if took_s)  # fmt: skip
 
 
-def _sent(lab: Lab, source: Path, way: str) -> Iterator[float]:
+def _sent(lab: Lab, client: str, source: Path, way: str) -> Iterator[float]:
     """Yield how many seconds it took, if the way is there."""
     if way == "ours":
         yield _put(lab, source)
     elif _has_rsync():
-        yield _rsync(lab, source)
+        yield _rsync(lab, client, source)
 
 
 def _has_rsync() -> bool:
@@ -101,15 +113,29 @@ def _put(lab: Lab, source: Path) -> float:
     hosts = parse_hosts(",".join(host.name for host in lab.hosts))
     began = time.monotonic()
     with contextlib.closing(NotebookAsker(can_ask=False)) as asker:
-        way = Access(ssh_config=str(lab.ssh_config))
-        spreading.put(session().reach(hosts, way, asker), [source], "~")
-    took_s = time.monotonic() - began
-    session().close()  # rsync connects anew each time, too
-    return took_s
+        spreading.put(session().reach(hosts, _access(lab), asker), [source], "~")
+    return time.monotonic() - began
 
 
-def _rsync(lab: Lab, source: Path) -> float:
-    client = f"ssh -F {lab.ssh_config}"
+def _access(lab: Lab) -> Access:
+    return Access(ssh_config=str(lab.ssh_config))
+
+
+@contextlib.contextmanager
+def _shared(lab: Lab, folder: Path) -> Iterator[str]:
+    """Keep a connection of OpenSSH to each host; return the client that uses it."""
+    client = f"ssh -F {lab.ssh_config} -o ControlPath={folder}/%n"
+    for host in lab.hosts:
+        argv = [*shlex.split(client), "-o", "ControlMaster=yes", "-fN", host.name]
+        subprocess.run(argv, check=True)
+    try:
+        yield client
+    finally:
+        for host in lab.hosts:
+            subprocess.run([*shlex.split(client), "-O", "exit", host.name], check=True)
+
+
+def _rsync(lab: Lab, client: str, source: Path) -> float:
     began = time.monotonic()
     copies = [
         subprocess.Popen(["rsync", "-a", "-e", client, str(source), f"{host.name}:"])

@@ -12,12 +12,12 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from distmagic import sanitize
 from distmagic.connection.link import Link
@@ -194,19 +194,19 @@ class RemoteFolder:
         """
         files = files_at(source)
         with Reopening(self._open_link) as kept:
-            return [self._send(kept, path, name) for path, name in files]
+            return [self._send(kept, file) for file in files]
 
-    def _send(self, kept: Reopening, path: Path, name: str) -> str:
-        local = local_file(path)
+    def _send(self, kept: Reopening, file: SourceFile) -> str:
+        local = local_file(Path(file.path))
         size_bytes = local.blob.size_bytes
         request = protocol.WriteFile(
             folder=self._folder,
-            path=file_names.quoted(name),
+            path=file_names.quoted(file.name),
             size_bytes=size_bytes,
             sha256=local.blob.sha256,
-            mode=found_files.mode_of_copy(path, name),
+            mode=file.mode,
         )
-        line = ProgressLine(name, size_bytes)
+        line = ProgressLine(file.name, size_bytes)
         sent = 0
 
         def add(size: int) -> None:
@@ -219,7 +219,7 @@ class RemoteFolder:
 
         kept.call(transfer, lambda: sent)
         line.end()
-        return name
+        return file.name
 
 
 def has_room(file: BinaryIO, size_bytes: int) -> bool:
@@ -269,23 +269,60 @@ def local_file(path: Path) -> LocalBlob:
     return LocalBlob(blob=blob, path=path, is_users=True)
 
 
-def files_at(source: Path) -> list[tuple[Path, str]]:
-    """Return the file at a path, or all files of a folder, each with its path relative to the
-    parent of `source`.
+class SourceFile(NamedTuple):
+    """A file of this machine that goes to hosts: its path, its path below the folder on the host,
+    its size, its last change in nanoseconds since 1970, and the permissions of its copy.
     """
-    if source.is_file():
-        return [(source, source.name)]
-    if not source.is_dir():
-        raise UsageError(f"{source} is neither a file nor a folder of this machine.")
-    root = source.resolve()
-    found = []
-    for inner, _, names in os.walk(root):
-        folder = Path(inner)
-        copied = folder.relative_to(root.parent)
-        for name in names:
-            path = folder / name
-            if path.is_file() and not path.is_symlink():
-                found.append((path, f"{copied}/{name}"))
+
+    path: str
+    name: str
+    size_bytes: int
+    changed_ns: int
+    mode: int
+
+
+def files_at(source: Path) -> list[SourceFile]:
+    """Return the file at a path, or all files of a folder, each with its path relative to the
+    parent of `source`; links are left out.
+
+    Raises `UsageError` for anything else, and for a folder without files; `PayloadError` for one
+    that can't be read.
+    """
+    try:
+        if source.is_file():
+            return [_source_file(str(source), source.name, source.stat(), 0o777)]
+        if not source.is_dir():
+            raise UsageError(
+                f"{source} is neither a file nor a folder of this machine."
+            )
+        found = list(_files_below(source.resolve()))
+    except OSError as error:
+        raise PayloadError(
+            f"{error.filename} can't be read: {error.strerror}."
+        ) from error
     if not found:
         raise UsageError(f"The folder {source} has no file.")
     return sorted(found)
+
+
+def _files_below(root: Path) -> Iterator[SourceFile]:
+    # Not by pathlib, which takes ten times as long for a folder of 20,000 files.
+    folders = [(str(root), root.name)]
+    while folders:
+        folder, copied = folders.pop()
+        mode = found_files.mode_in_copy(Path(folder), copied)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = f"{copied}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, name))
+                elif entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # it was just removed
+                        status = entry.stat(follow_symlinks=False)
+                        yield _source_file(entry.path, name, status, mode)
+
+
+def _source_file(path: str, name: str, status: os.stat_result, mode: int) -> SourceFile:
+    return SourceFile(
+        path, name, status.st_size, status.st_mtime_ns, status.st_mode & mode
+    )

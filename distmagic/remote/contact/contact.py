@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
+# Requests to which no message answers.
+_UNANSWERED = (protocol.TemplateRequest, protocol.RenewLease, protocol.ResultTaken)
 _TOUCH_S = 30.0  # well within the time after which `expiry` treats a file as unused
 
 
@@ -86,6 +88,7 @@ class Contact:
             protocol.ListFiles: files.list,
             protocol.ReadFile: files.send,
             protocol.WriteFile: files.receive,
+            protocol.CompareFiles: files.compare,
             protocol.PlaceFiles: files.place,
             protocol.ListWorkDirs: self._send_work_dirs,
             protocol.RemoveWorkDir: self._remove_work_dir,
@@ -108,6 +111,10 @@ class Contact:
         line = self._line()
         while line is not None:
             _, request = protocol.decode(line)
+            if isinstance(request, _UNANSWERED):
+                # An empty line, which the notebook ignores. srun sends no further request until
+                # the host's kernel has acknowledged this one: 40 ms later, if nothing is sent back.
+                self.write(b"\n")
             # A request for an agent that has ended meanwhile has no handler here.
             if type(request) in self._handlers:
                 self._answer(request)

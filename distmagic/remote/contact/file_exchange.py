@@ -124,6 +124,25 @@ class FileExchange:
             part.replace(target)
         self._notebook.say(FileEnds())
 
+    def compare(self, request: protocol.CompareFiles) -> None:
+        """Send which files differ by size, last change or permissions, as rsync compares them.
+
+        Raises OSError for an unknown home, and ValueError for a malformed request.
+        """
+        folder = _place(request.folder)
+        differing = []
+        roots = set()
+        for index, line in enumerate(request.files):
+            size_bytes, changed_ns, mode, quoted = line.split(" ")
+            path = file_names.unquoted(quoted)
+            wanted = int(size_bytes), int(changed_ns), self._mode(int(mode))
+            if brought_files.look_at(os.path.join(folder, path)) != wanted:
+                differing.append(index)
+            roots.add(path.partition("/")[0])
+        for root in roots:
+            brought_files.share(os.path.join(folder, root), request.owner)
+        self._notebook.say(protocol.DifferingFiles(indexes=tuple(differing)))
+
     def place(self, request: protocol.PlaceFiles) -> None:
         """Turn blobs into files, and send those that are missing. Raises OSError."""
         folder = _place(request.folder)
@@ -133,6 +152,7 @@ class FileExchange:
         for file in request.files:
             sha256, path = file.blob.sha256, file_names.unquoted(file.path)
             target = os.path.join(folder, path)
+            mode = self._mode(file.mode)
             left[sha256] -= 1
             if found_files.digest_of(target, file.blob.size_bytes) != sha256:
                 if os.path.isdir(target):
@@ -140,13 +160,14 @@ class FileExchange:
                 if not is_whole(file.blob):
                     lacking.append(sha256)
                     continue
-                mode = self._mode(file.mode)
                 try:
                     brought_files.place(sha256, target, mode, keeps=left[sha256] > 0)
                 except FileNotFoundError:
                     # A host with the same home has just taken it.
                     lacking.append(sha256)
                     continue
+            if file.changed_ns:
+                brought_files.set_look(target, mode, file.changed_ns)
             placed.append(path)
         brought_files.note(folder, placed, request.origin, request.owner)
         self._notebook.say(protocol.MissingBlobs(sha256=tuple(lacking)))

@@ -59,6 +59,40 @@ def _has_group_for(blob: Path, folder: str) -> bool:
     return True
 
 
+def look_at(path: str) -> tuple[int, int, int] | None:
+    """Return the size, last change in nanoseconds and permissions of a file; None if there is no
+    regular file.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode)
+
+
+def set_look(path: str, mode: int, changed_ns: int) -> None:
+    """Give a copy the permissions and the last change of its source, by which `look_at` finds it
+    unchanged.
+
+    A file of another user keeps its own, and is compared by its content the next time.
+    """
+    with suppress(OSError):
+        os.chmod(path, mode)
+        os.utime(path, ns=(changed_ns, changed_ns))
+
+
+def share(root: str, owner: str) -> None:
+    """Record that an owner also uses a copied file or folder, if there is a record of it, and that
+    it was used now. Raises OSError.
+    """
+    about = _about(os.path.normpath(root))
+    if (about / "files").exists():
+        owners.note(about, owner)
+        places.touch([about / "files"])
+
+
 def note(folder: str, paths: Sequence[str], origin: str, owner: str) -> None:
     """Record that these files below a folder were copied to this host. Raises OSError."""
     # By the copied file or folder: the first part of a path.

@@ -127,6 +127,13 @@ class MissingBlobs:
 
 
 @message
+class DifferingFiles:
+    """The indexes of the files of `CompareFiles` that differ or do not exist."""
+
+    indexes: tuple[int, ...] = ()
+
+
+@message
 class Serving:
     """The port at which the host serves blobs; 0 if it can't, for the reason `why`."""
 

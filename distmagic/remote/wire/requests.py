@@ -359,6 +359,21 @@ class WriteFile:
 
 
 @request
+class CompareFiles:
+    """Asks which files in a folder differ from these in size, last change or permissions, or do
+    not exist; `DifferingFiles` follows.
+
+    Each of `files` has the size in bytes, the last change in nanoseconds since 1970, the
+    permissions and the percent-encoded path, separated by spaces: a line takes a hundredth of the
+    time of a dataclass. If the host has a record of them by `PlaceFiles`, `owner` is added to it.
+    """
+
+    folder: Folder
+    files: tuple[str, ...]
+    owner: str = ""
+
+
+@request
 class PlaceFiles:
     """Puts these files into a folder; `MissingBlobs` follows, with files that neither exist nor are
     on the host as blobs.

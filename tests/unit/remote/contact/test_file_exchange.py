@@ -165,11 +165,10 @@ def test_files_that_are_fetched_keep_their_permissions(home, tmp_path, source):
 
 
 def test_files_for_all_hosts_keep_their_permissions(home, link, tmp_path, source):
-    local = {
-        name: local_file(path) for name, path in spreading.named_files([source]).items()
-    }
-    deliver(link, tuple(local.values()))
-    files = spreading.placed_files(local)
+    named = spreading.named_files([source])
+    local = [local_file(Path(file.path)) for file in named]
+    deliver(link, tuple(local))
+    files = spreading.placed_files(named, local)
     assert place(link, p.PlaceFiles(folder=Folder(path="to"), files=files)) == set()
     wanted = {name: mode for name, (_, mode) in MODES.items()}
     assert modes_of(home / "to" / "source") == wanted
@@ -418,6 +417,85 @@ def test_blobs_become_files_and_no_copy_stays(sent, home):
     before = (home / "data" / "a.bin").stat()
     assert place(sent, placed(BROUGHT)) == set()
     assert (home / "data" / "a.bin").stat().st_mtime_ns == before.st_mtime_ns
+
+
+SOURCE = (5000, 1_700_000_000_123_456_789, 0o644)  # size, last change, permissions
+
+
+@pytest.fixture
+def copy(sent: Link, home: Path) -> Path:
+    """A copy on the host that has the looks of its source."""
+    (one,) = placed({"data/a.bin": BROUGHT["data/a.bin"]}).files
+    asked = p.PlaceFiles(
+        folder=Folder(path="~"),
+        files=(replace(one, changed_ns=SOURCE[1]),),
+        origin="nb",
+        owner="me",
+    )
+    assert place(sent, asked) == set()
+    return home / "data" / "a.bin"
+
+
+def compare(link: Link, owner: str = "me") -> tuple[int, ...]:
+    size_bytes, changed_ns, mode = SOURCE
+    line = f"{size_bytes} {changed_ns} {mode} data/a.bin"
+    asked = p.CompareFiles(folder=Folder(path="~"), files=(line,), owner=owner)
+    return link.query(asked, p.DifferingFiles).indexes
+
+
+def test_a_copy_looks_like_its_source(sent, copy):
+    status = copy.stat()
+    assert (status.st_size, status.st_mtime_ns, status.st_mode & 0o777) == SOURCE
+    assert compare(sent) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"b" * 5000),
+        lambda path: path.write_bytes(b"a"),
+        lambda path: path.chmod(0o600),
+        lambda path: os.utime(path, ns=(SOURCE[1], SOURCE[1] - 1)),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.rename(path.with_name("b")), path.symlink_to("b")),
+    ],
+    ids=["content", "size", "permissions", "date", "gone", "folder", "link"],
+)
+def test_a_copy_that_looks_otherwise_differs(sent, copy, change):
+    change(copy)
+    assert compare(sent) == (0,)
+
+
+def test_a_copy_with_the_same_content_gets_the_looks_of_its_source_again(sent, copy):
+    copy.chmod(0o600)
+    os.utime(copy, (1, 1))
+    (one,) = placed({"data/a.bin": BROUGHT["data/a.bin"]}).files
+    asked = p.PlaceFiles(folder=Folder(path="~"), files=(replace(one, changed_ns=SOURCE[1]),))  # fmt: skip
+    assert place(sent, asked) == set()
+    assert compare(sent) == ()
+
+
+def test_who_puts_a_copy_that_is_there_already_becomes_an_owner(sent, copy):
+    compare(sent, owner="you")
+    (kept,) = brought_files.kept()
+    assert kept.owners == ("me", "you")
+
+
+def test_a_file_that_was_not_copied_by_put_gets_no_record(link, home):
+    (home / "data").mkdir()
+    (home / "data" / "a.bin").write_bytes(BROUGHT["data/a.bin"])
+    (home / "data" / "a.bin").chmod(SOURCE[2])
+    os.utime(home / "data" / "a.bin", ns=SOURCE[1:2] * 2)
+    assert compare(link) == ()
+    assert list(brought_files.kept()) == []
+
+
+@pytest.mark.parametrize("line", ["", "1 2 3", "a b c d", "1 2 3 4 5"])
+def test_a_malformed_comparison_is_refused(link, line):
+    asked = p.CompareFiles(folder=Folder(path="~"), files=(line,))
+    with pytest.raises(PreflightError):
+        link.query(asked, p.DifferingFiles)
 
 
 @pytest.mark.parametrize("may_change", [True, False])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
 
 from distmagic.connection import limits
@@ -69,6 +69,9 @@ class Link:
         self.shell_trouble = ""  # what the shell does instead
         self._process = process
         self._lines = Lines()
+        self._is_following = False  # whether events of a job come
+        # Whether nothing was sent since something has come (`Source.needs_answers`).
+        self._owes_answer = False
         self._writing = threading.Lock()
         self.is_closed = False
         self._hello: tuple[int, protocol.Hello] | None = None
@@ -174,21 +177,27 @@ class Link:
         """
         self._last = 0
         self.agent_error = ""
-        if request.work is not None:
-            with self.bounded(
-                patience_s(request.work.files, request.work.size_bytes),
-                "did not bring its files into the working directory",
-            ):
+        self._is_following = True
+        try:
+            if request.work is not None:
+                with self.bounded(
+                    patience_s(request.work.files, request.work.size_bytes),
+                    "did not bring its files into the working directory",
+                ):
+                    self.send(request)
+                    self.work = self.answer(protocol.WorkDirReady)
+            else:
                 self.send(request)
-                self.work = self.answer(protocol.WorkDirReady)
-        else:
-            self.send(request)
-        with self.bounded(BOOT_TIMEOUT_S):
-            self._hello = self._numbered_answer(protocol.Hello)
+            with self.bounded(BOOT_TIMEOUT_S):
+                self._hello = self._numbered_answer(protocol.Hello)
+        except PreflightError:
+            self._is_following = False
+            raise
 
     def attach(self, request: protocol.FollowJob) -> None:
         """Continue a job's events after number `request.after`, over this new link."""
         self.send(request)
+        self._is_following = True
         self._last = request.after
         self._hello = None
         self.agent_error = ""
@@ -207,9 +216,11 @@ class Link:
         while True:
             number, message = self._next()
             if isinstance(message, protocol.AgentGone):
+                self._is_following = False
                 self.agent_error = message.error
                 return
             if isinstance(message, protocol.Refused):
+                self._is_following = False
                 raise self._refusal(message)
             if isinstance(message, protocol.Hardware):
                 yield n, message  # no event, but information for the current reader
@@ -244,21 +255,34 @@ class Link:
     def write(self, data: bytes) -> None:
         """Send bytes. Raises `ConnectionLost`."""
         with self._writing:
+            self._owes_answer = False
             self._process.write(data)
 
     def line(self) -> bytes:
         """Return the next non-empty line. Raises `ConnectionLost` and `ProtocolError`.
 
-        A host that reserves devices for this notebook sends empty lines to detect whether it is
-        still connected.
+        Empty lines are no messages: a host that reserves devices for this notebook detects by them
+        whether it is still connected, and both ends answer by them (`Source.needs_answers`).
         """
         try:
             while not (line := self._lines.line()):
                 if line is None:
+                    if self._is_following:
+                        self._answer_by_nothing()
                     self._lines.feed(self._read())
         except protocol.BadLine as error:
             raise ProtocolError(f"{self.host.name} sent {error}.") from None
         return line
+
+    def _answer_by_nothing(self) -> None:
+        """Send an empty line before waiting for more, if the host may wait for an answer.
+
+        Never where the host expects the bytes of a file.
+        """
+        source = self.host.allocation
+        if self._owes_answer and source is not None and source.needs_answers:
+            with suppress(ConnectionLost):  # the next read reports it
+                self.write(b"\n")
 
     def pour(self, local: LocalBlob, offset: int = 0) -> Iterator[int]:
         """Send a file's bytes from `offset` on, which the host expects; yield the number of bytes
@@ -285,7 +309,10 @@ class Link:
         """Pass the next `size` bytes, which an answer has announced, to `write`."""
         while size > 0:
             most = min(size, _CHUNK)
-            data = self._lines.take(most) or self._read(most)
+            data = self._lines.take(most)
+            if not data:
+                self._answer_by_nothing()
+                data = self._read(most)
             size -= len(data)
             write(data)
 
@@ -296,6 +323,7 @@ class Link:
             raise ConnectionLost(
                 f"{self.host.name}: the connection ended. {words}".strip()
             )
+        self._owes_answer = bool(data.strip(b"\n"))
         return data
 
     # ---- the end

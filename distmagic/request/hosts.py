@@ -40,6 +40,10 @@ class Source:
     by_hand: str = ""
     ended: str = ""  # the message when it has ended
     cure: str = ""  # the advice when it has ended
+    # Whether what is sent to a node waits on its way until the node has answered what came before,
+    # and the same on the way back: srun does not set TCP_NODELAY, and reads 1,024 bytes at once.
+    # Without an answer that takes 40 ms. So an end that waits for more answers by an empty line.
+    needs_answers: bool = False
 
 
 @frozen

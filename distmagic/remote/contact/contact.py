@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _MOST_WORK_DIRS = 1000
-# Requests to which no message answers.
-_UNANSWERED = (protocol.TemplateRequest, protocol.RenewLease, protocol.ResultTaken)
+# Before the end of a file nothing is answered by nothing: who sends a file does not read meanwhile.
+_TAIL_BYTES = 1 << 14
+_ON_ITS_WAY_S = 0.002  # after this time the rest is taken to wait for an answer
 _TOUCH_S = 30.0  # well within the time after which `expiry` treats a file as unused
 
 
@@ -57,6 +58,9 @@ class Contact:
         self.out = os.dup(1)
         os.dup2(2, 1)
         self._lines = Lines()
+        # See `request.hosts.Source.needs_answers`: whether the notebook needs them, and whether
+        # nothing was sent since it has sent something.
+        self._needs_answers = self._owes_answer = False
         self.owner = ""  # the notebook whose templates this conversation renews
         self._port_holder: socket.socket | None = None
         self._receiver = blob_receiver.BlobReceiver(self)
@@ -111,10 +115,6 @@ class Contact:
         line = self._line()
         while line is not None:
             _, request = protocol.decode(line)
-            if isinstance(request, _UNANSWERED):
-                # An empty line, which the notebook ignores. srun sends no further request until
-                # the host's kernel has acknowledged this one: 40 ms later, if nothing is sent back.
-                self.write(b"\n")
             # A request for an agent that has ended meanwhile has no handler here.
             if type(request) in self._handlers:
                 self._answer(request)
@@ -138,6 +138,7 @@ class Contact:
 
     def write(self, data: bytes) -> None:
         """Send bytes to the notebook."""
+        self._owes_answer = False
         view = memoryview(data)
         while view:
             view = view[os.write(self.out, view) :]
@@ -147,7 +148,11 @@ class Contact:
         return self._lines.take(_CHUNK)
 
     def _line(self) -> bytes | None:
-        while (line := self._lines.line()) is None:
+        while not (line := self._lines.line()):
+            if line is not None:
+                self._needs_answers = True  # an empty line: the notebook does the same
+                continue
+            self._answer_by_nothing()
             # Other hosts may take minutes to receive a payload that this one already has. Meanwhile
             # only this protects its files.
             while not select.select([0], [], [], _TOUCH_S)[0]:
@@ -165,13 +170,26 @@ class Contact:
             if not data:
                 return None
             self._lines.feed(data)
+            self._owes_answer = bool(data.strip(b"\n"))
         return line
+
+    def _answer_by_nothing(self) -> None:
+        """Send an empty line before waiting for more, if the notebook may wait for an answer."""
+        if self._needs_answers and self._owes_answer:
+            is_on_its_way = select.select([0], [], [], _ON_ITS_WAY_S)[0]
+            if not is_on_its_way:
+                self.write(b"\n")
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook."""
         while size:
             most = min(size, _CHUNK)
-            data = self._lines.take(most) or os.read(0, most)
+            data = self._lines.take(most)
+            if not data:
+                if size <= _TAIL_BYTES:
+                    self._answer_by_nothing()
+                data = os.read(0, most)
+                self._owes_answer = True
             if not data:
                 sys.exit(0)  # the channel ended in the middle of a file
             size -= len(data)

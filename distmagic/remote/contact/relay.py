@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.system import socket_peer
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
 
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
@@ -58,11 +59,14 @@ def relay(
     # What the notebook has not taken. A full pipe must not stop its requests, which renew the
     # lease: it may wait for its user, or for another program.
     left = b""
+    requests = Lines()
+    requests.feed(notebook.take_rest())
     agent = conn.fileno()
     with conn:
         # An agent that has already ended is noticed below.
         with suppress(ConnectionError):
-            conn.sendall(protocol.encode(attach) + notebook.take_rest())
+            conn.sendall(protocol.encode(attach))
+        _forward(requests, conn)
         while True:
             if left:
                 readable, writable, _ = select.select([0], [notebook.out], [])
@@ -74,11 +78,8 @@ def relay(
                 data = b""
                 with suppress(ConnectionResetError):
                     data = conn.recv(1 << 18)
-                if not data and _still_runs(attach):
-                    sys.exit(0)
                 if not data:
-                    if has_spoken and last is not None:
-                        replay(notebook, replace(attach, after=last))
+                    _end(notebook, attach, last if has_spoken else None)
                     return has_spoken
                 has_spoken = True
                 whole, newline, torn = (torn + data).rpartition(b"\n")
@@ -89,10 +90,31 @@ def relay(
                 if not data:
                     notebook.write(left)
                     sys.exit(0)  # the channel has ended; the agent waits for its lease
-                # It ends; its last output must still be read.
-                with suppress(ConnectionError):
-                    conn.sendall(data)
-                notebook.renew_templates()
+                requests.feed(data)
+                if _forward(requests, conn):
+                    notebook.renew_templates()
+
+
+def _end(notebook: Conversation, attach: protocol.FollowJob, last: int | None) -> None:
+    """Send the events after number `last`, or exit if the agent still runs."""
+    if _still_runs(attach):
+        sys.exit(0)
+    if last is not None:
+        replay(notebook, replace(attach, after=last))
+
+
+def _forward(requests: Lines, conn: socket.socket) -> bool:
+    """Send an agent the notebook's complete requests, and return whether there were any; empty
+    lines are none.
+    """
+    has_any = False
+    while (line := requests.line()) is not None:
+        if line:
+            has_any = True
+            # It ends; its last output must still be read.
+            with suppress(ConnectionError):
+                conn.sendall(line + b"\n")
+    return has_any
 
 
 def _still_runs(attach: protocol.FollowJob) -> bool:

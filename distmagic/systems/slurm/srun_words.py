@@ -62,6 +62,7 @@ def source(login: str, job: str) -> Source:
         by_hand=f"{on_login(login)}srun --jobid={job} --overlap -N1 -n1 -w {{node}}",
         ended=f"Slurm job {job} has ended.",
         cure="Run the cell again: it asks for new nodes.",
+        needs_answers=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from distmagic.remote.contact import boot
 from distmagic.remote.wire import protocol as p
 from distmagic.request.access import Access
 from distmagic.request.command_prefix import NO_ENVIRONMENT
-from distmagic.request.hosts import Host
+from distmagic.request.hosts import Host, Source
 from distmagic.transports.time_limits import TimeLimit
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
 from tests.builders.plans import FACTS
@@ -35,6 +36,23 @@ EVENTS = (
     p.Worker(rank=0, local_rank=0, world_size=1, restart=0, pid=8),
     p.Final(reason="done"),
 )
+
+
+@pytest.mark.parametrize(("needs_answers", "answers"), [(True, 3), (False, 0)])
+def test_events_that_come_by_srun_are_answered_until_the_last(needs_answers, answers):
+    """Each is held back until an answer to the one before; the last one is followed by none."""
+    source = Source(name="slurm", needs_answers=needs_answers)
+    pieces = [p.encode(event, n) for n, event in enumerate(EVENTS, 1)]
+    process = FakeProcess(*pieces, lines(p.AgentGone()), hang=True)
+    link = Link(replace(HOST, allocation=source), process)
+    link.attach(p.FollowJob(job="j", node_rank=0))
+    process.written = b""
+    assert [event for _, event in link.events()] == list(EVENTS)
+    assert process.written == b"\n" * answers
+    process.pieces.append(lines(FACTS))
+    process.written = b""
+    link.query(p.GetFacts(), p.Facts)
+    assert process.written == lines(p.GetFacts()), "the bytes of a file may follow"
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import errno
+import fcntl
 import grp
 import hashlib
 import io
@@ -17,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -401,6 +404,7 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(monkeypa
         _receiver=SimpleNamespace(awaited=()),
         _devices=SimpleNamespace(descriptors=(7,)),
         write=knocked.append,
+        _answer_by_nothing=lambda: None,
     )
     assert contact.Contact._line(played) is None
     assert knocked == [b"\n"] * 3
@@ -637,6 +641,63 @@ def test_a_payload_that_waits_for_other_hosts_is_kept_from_those_who_clean_up(
         wait_until(lambda: file.stat().st_mtime > 1, "the file to be touched")
         contact.stdin.close()
         assert contact.wait(HANG_S) == 0
+
+
+@pytest.fixture
+def piped(tmp_path, marks) -> Iterator[subprocess.Popen[bytes]]:
+    """A contact that has sent its facts."""
+    env = {
+        **os.environ,
+        **marks,
+        "DISTMAGIC_HOME": str(tmp_path),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    (tmp_path / "blobs").mkdir()
+    program = (
+        "from distmagic.remote.contact import contact; contact.Contact(0o22).run()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env,
+    ) as contact:  # fmt: skip
+        assert isinstance(p.decode(contact.stdout.readline())[1], p.Facts)
+        yield contact
+        contact.stdin.close()
+        assert contact.wait(HANG_S) == 0
+
+
+def test_a_contact_answers_what_it_waits_on_as_the_notebook_does(piped):
+    """The rest of what it has is held back by srun until something comes back."""
+    data = b"the payload"
+    blob = p.Blob(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    offer = p.encode(p.OfferBlobs(blobs=(blob,)))
+    piped.stdin.write(b"\n" + offer[:9])
+    assert piped.stdout.readline() == b"\n"
+    piped.stdin.write(offer[9:])
+    assert p.decode(piped.stdout.readline())[1] == p.MissingBlobs(sha256=(blob.sha256,))
+    piped.stdin.write(data[:4])
+    assert piped.stdout.readline() == b"\n"
+    piped.stdin.write(data[4:])
+    assert p.decode(piped.stdout.readline())[1] == p.MissingBlobs()
+    piped.stdin.write(p.encode(p.RenewLease()))  # no message answers it
+    assert piped.stdout.readline() == b"\n"
+    piped.stdin.write(b"\n" + p.encode(p.ListTemplates(owner="nb")))
+    assert p.decode(piped.stdout.readline())[1] == p.Templates()
+
+
+def test_a_contact_sends_no_empty_line_to_a_notebook_that_sends_none(piped):
+    piped.stdin.write(p.encode(p.RenewLease()))
+    offer = p.encode(p.CheckBlobs(blobs=()))
+    piped.stdin.write(offer[:9])
+    wait_until(lambda: not unread(piped.stdin), "the contact to take the part")
+    piped.stdin.write(offer[9:])
+    assert p.decode(piped.stdout.readline())[1] == p.MissingBlobs()
+
+
+def unread(pipe: Any) -> int:
+    size = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, size)
+    return size[0]
 
 
 FLOODED = """

@@ -31,16 +31,38 @@ relay.relay(Notebook(), socket.socket(fileno=int(sys.argv[1])), follow)
 """
 
 
+def started(agent: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    agent.settimeout(HANG_S)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_an_agent_gets_whole_requests_and_no_empty_lines():
+    """Empty lines answer what comes from the host; an agent of an older version takes them for errors."""
+    agent, theirs = socket.socketpair()
+    with theirs:
+        relay = started(agent, theirs)
+    request = p.encode(p.StopNode(grace_s=3.0))
+    with agent, relay:
+        assert p.decode(agent.recv(1 << 16))[1] == p.FollowJob(job="j", node_rank=0, live=True)  # fmt: skip
+        for piece in (b"\n", b"\n\n" + request[:5], request[5:] + b"\n", request):
+            relay.stdin.write(piece)
+            relay.stdin.flush()
+        relay.stdin.close()
+        received = b""
+        while data := agent.recv(1 << 16):
+            received += data
+        assert received == 2 * request
+
+
 def test_requests_pass_while_the_notebook_takes_nothing():
     """A notebook that waits for its user, or for a tracker, still renews its lease."""
     agent, theirs = socket.socketpair()
     with theirs:
-        relay = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        relay = started(agent, theirs)
     with agent, relay:
-        agent.settimeout(HANG_S)
         attach = agent.recv(1 << 16)
         lines = b"".join(
             p.encode(p.Notice(text=f"{number} {'.' * 900}")) for number in range(1000)

@@ -149,7 +149,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'distmagic' has no attribute {name!r}")
     module = importlib.import_module(_HOMES[name])
-    return module if name == "checkpoint" else getattr(module, name)
+    found = module if name == "checkpoint" else getattr(module, name)
+    globals()[name] = found  # `distmagic.report` is looked up at each step
+    return found
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -63,11 +62,9 @@ def _has_same_content(one: SourceFile, other: SourceFile) -> bool:
     return Path(one.path).read_bytes() == Path(other.path).read_bytes()
 
 
-def batches(
-    files: Iterable[SourceFile], most_bytes: float
-) -> Iterator[list[SourceFile]]:
-    """Yield the files in batches, each with at least one file, with at most so many bytes, and with
-    a list that fits into one message.
+def batches(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
+    """Yield the files in batches of limited size, each with at least one file, and with a list that
+    fits into one message.
     """
     batch: list[SourceFile] = []
     size_bytes = list_bytes = 0
@@ -75,7 +72,7 @@ def batches(
         of_entry = len(file_names.quoted(file.name)) + _ENTRY_BYTES
         size_bytes += file.size_bytes
         list_bytes += of_entry
-        if batch and (size_bytes > most_bytes or list_bytes > _LIST_BYTES):
+        if batch and (size_bytes > _BATCH_BYTES or list_bytes > _LIST_BYTES):
             yield batch
             batch, size_bytes, list_bytes = [], file.size_bytes, of_entry
         batch.append(file)
@@ -100,7 +97,7 @@ def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int,
         line = ProgressLine(f"to {plural(len(links), 'host')}", total_bytes)
         differing = _differing(links, files, to)
         line.add(total_bytes - sum(file.size_bytes for file in differing))
-        for batch in batches(differing, _BATCH_BYTES):
+        for batch in batches(differing):
             _put_batch(links, addresses, batch, to, line)
         line.end()
     return len(files), total_bytes
@@ -110,30 +107,31 @@ def _differing(
     links: Sequence[Link], files: Sequence[SourceFile], to: str
 ) -> list[SourceFile]:
     """Return the files that at least one host does not have like this."""
-    parts = list(batches(files, math.inf))
-    requests = [
-        protocol.CompareFiles(
+    lines = [
+        f"{file.size_bytes} {file.changed_ns} {file.mode} {file_names.quoted(file.name)}"
+        for file in files
+    ]
+    longest = max(map(len, lines)) + len('"",')
+    count = max(1, _LIST_BYTES // longest)  # files in one message
+    requests = {
+        start: protocol.CompareFiles(
             folder=Folder(path=to),
-            files=tuple(
-                f"{file.size_bytes} {file.changed_ns} {file.mode} {file_names.quoted(file.name)}"
-                for file in part
-            ),
+            files=tuple(lines[start : start + count]),
             owner=names.owner(),
         )
-        for part in parts
-    ]
+        for start in range(0, len(lines), count)
+    }
 
-    def differing_on(link: Link) -> set[SourceFile]:
-        found: set[SourceFile] = set()
-        for part, request in zip(parts, requests, strict=True):
-            limit_s = patience_s(len(part), 0)
+    def differing_on(link: Link) -> set[int]:
+        found: set[int] = set()
+        for start, request in requests.items():
+            limit_s = patience_s(len(request.files), 0)
             answer = link.query(request, protocol.DifferingFiles, limit_s)
-            indexes = frozenset(answer.indexes)
-            found.update(file for at, file in enumerate(part) if at in indexes)
+            found.update(start + index for index in answer.indexes)
         return found
 
     differing = frozenset().union(*in_parallel(differing_on, links))
-    return [file for file in files if file in differing]
+    return [file for index, file in enumerate(files) if index in differing]
 
 
 def _put_batch(

@@ -61,7 +61,7 @@ def measure(bench: Bench) -> tuple[MetricRow, ...]:
 def _at_speed(
     bench: Bench, lab: Lab, folder: Path, speed: str, target: Target
 ) -> Iterator[MetricRow]:
-    first, again, theirs = [], [], []
+    first, again, theirs, checked = [], [], [], []
     for number in range(min(3, bench.rounds_dear)):
         _empty(lab, folder)
         data = os.urandom(_SIZE_BYTES)
@@ -69,9 +69,11 @@ def _at_speed(
         again.append(_ours(lab, data))
         _empty(lab, folder)
         theirs.append(_scp(lab, folder, data))
+        _empty(lab, folder)
+        checked.append(_checked(lab, folder, data))
         bench.say(
             f"deliver, {speed}, round {number + 1}: {first[-1].seconds:.1f} s, {first[-1].gigabytes:.2f} GB; "
-            f"again {again[-1].seconds:.2f} s; scp {theirs[-1].seconds:.1f} s, {theirs[-1].gigabytes:.2f} GB"
+            f"again {again[-1].seconds:.2f} s; scp {theirs[-1].seconds:.1f} s, {theirs[-1].gigabytes:.2f} GB; with a check {checked[-1]:.1f} s"
         )
     against = f"{_HOSTS} x scp in parallel"
     seconds, their_seconds = (
@@ -80,6 +82,11 @@ def _at_speed(
     yield MetricRow(
         what=f"1 GB to {_HOSTS} hosts, {speed}", unit="s", ours=seconds, against=against, theirs=their_seconds,
         target=target,
+    )  # fmt: skip
+    yield MetricRow(
+        what=f"... and each host has checked its SHA-256, {speed}", unit="s", ours=seconds,
+        against=f"{_HOSTS} x `ssh HOST 'tee data | sha256sum'` in parallel", theirs=tuple(checked),
+        note="as ours, which checks what arrives; scp does not",
     )  # fmt: skip
     yield MetricRow(
         what=f"... bytes out of the notebook, {speed}", unit="GB", ours=tuple(each.gigabytes for each in first),
@@ -147,6 +154,27 @@ def _watched() -> Iterator[_Watch]:
         yield watch
     finally:
         Delivery.run, Link.start = deliver, start  # type: ignore[method-assign]
+
+
+def _checked(lab: Lab, folder: Path, data: bytes) -> float:
+    source = folder / "data"
+    source.write_bytes(data)
+    os.sync()
+    began = time.monotonic()
+    with contextlib.ExitStack() as opened:
+        copies = [
+            subprocess.Popen(
+                ["ssh", "-F", str(lab.ssh_config), host.name, "tee data | sha256sum"],
+                stdin=opened.enter_context(source.open("rb")),
+                stdout=subprocess.DEVNULL,
+            )
+            for host in lab.hosts
+        ]
+        codes = [copy.wait() for copy in copies]
+    assert not any(codes), codes
+    seconds = time.monotonic() - began
+    source.unlink()
+    return seconds
 
 
 def _scp(lab: Lab, folder: Path, data: bytes) -> Sent:

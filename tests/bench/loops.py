@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -23,11 +26,43 @@ def reports(rounds: int, steps: int) -> dict[str, dict[str, list[float]]]:
     return {
         "report": in_loop(report, rounds, steps),
         "nothing": in_loop(nothing, rounds, steps),
+        "least": least(rounds, steps),
     }
 
 
 def _take(**_: float) -> None:
     return
+
+
+def least(rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return what the least takes that keeps every number: a tuple a call, and ten times a second JSON to another process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reader = os.fork()
+    if not reader:
+        ours.close()
+        while theirs.recv(1 << 20):
+            continue
+        os._exit(0)
+    theirs.close()
+    kept: list[tuple[float, int, int, dict[str, float]]] = []
+    due_s = 0.0
+
+    def keep(*, step: int, total: int, **metrics: float) -> None:
+        nonlocal due_s
+        now_s = time.monotonic()
+        kept.append((now_s, step, total, metrics))
+        if now_s >= due_s:
+            due_s = now_s + 0.1
+            ours.send(json.dumps(kept).encode())
+            kept.clear()
+
+    def call(step: int) -> None:
+        keep(step=step, total=steps, loss=1.0 / (step + 1), accuracy=step / steps)
+
+    found = in_loop(call, rounds, steps)
+    ours.close()
+    os.waitpid(reader, 0)
+    return found
 
 
 def updates(rounds: int, steps: int) -> dict[str, list[float]]:

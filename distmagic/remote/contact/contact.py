@@ -44,6 +44,8 @@ _MOST_WORK_DIRS = 1000
 # Before the end of a file nothing is answered by nothing: who sends a file does not read meanwhile.
 _TAIL_BYTES = 1 << 14
 _ON_ITS_WAY_S = 0.002  # after this time the rest is taken to wait for an answer
+# After these requests nobody waits any more for the blobs that came before.
+_ENDS_OF_DELIVERY = (protocol.StartNode, protocol.PlaceFiles, protocol.GetFacts)
 _TOUCH_S = 30.0  # well within the time after which `expiry` treats a file as unused
 
 
@@ -129,6 +131,8 @@ class Contact:
             self._handlers[type(request)](request)
         except (OSError, ValueError) as error:
             self.say(protocol.Refused(what=protocol.name_of(request), error=str(error)))
+        if isinstance(request, _ENDS_OF_DELIVERY):
+            self._receiver.awaited = ()
 
     # ---- bytes
 

@@ -136,7 +136,7 @@ class FileExchange:
             size_bytes, changed_ns, mode, quoted = line.split(" ")
             path = file_names.unquoted(quoted)
             wanted = int(size_bytes), int(changed_ns), self._mode(int(mode))
-            if brought_files.look_at(os.path.join(folder, path)) != wanted:
+            if brought_files.look_at(f"{folder}/{path}") != wanted:
                 differing.append(index)
             roots.add(path.partition("/")[0])
         for root in roots:

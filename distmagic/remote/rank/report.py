@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from distmagic.remote.rank.outbox import TOGETHER, NumberSource, Outbox, ReportedRow
+from distmagic.remote.rank.outbox import TOGETHER, NumberSource, Outbox
 from distmagic.remote.training import steps
 from distmagic.remote.wire.parts import Bar
 
@@ -74,7 +74,7 @@ def report(
     if type(total) is not int or abs(total) > _LARGEST:  # type: ignore[unreachable]  # mypy counts int as float
         total = _number("total", total)
     now = link.clock()
-    link.inbox.append(ReportedRow(now, step, values, total, True))
+    link.inbox.append((now, step, values, total, True))
     if now >= link.due_s or len(link.inbox) >= TOGETHER:
         link.pump()
 
@@ -102,7 +102,7 @@ def report_logged(
             number = _as_float(step)
     if numbers:
         link.source = source
-        link.inbox.append(ReportedRow(link.clock(), number, numbers))
+        link.inbox.append((link.clock(), number, numbers, None, False))
         link.pump()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,12 @@ def test_two_files_that_differ_get_no_common_name(tmp_path, golden):
 
 def test_a_batch_is_full_by_its_bytes_or_by_its_list_and_never_empty(monkeypatch):
     sizes = zip("abcdef", (3, 9, 1, 1, 1, 1), strict=True)
+    monkeypatch.setattr(spreading, "_BATCH_BYTES", 8)
     monkeypatch.setattr(spreading, "_LIST_BYTES", 3 * (1 + spreading._ENTRY_BYTES))
     files = [SourceFile(name, name, size, 0, 0o644) for name, size in sizes]
-    found = ["".join(file.name for file in batch) for batch in batches(files, 8)]
+    found = ["".join(file.name for file in batch) for batch in batches(files)]
     assert found == ["a", "b", "cde", "f"]
-    assert list(batches([], 8)) == []
+    assert list(batches([])) == []
 
 
 def test_a_host_may_read_a_large_file_for_longer_than_it_may_be_silent(
@@ -74,7 +76,8 @@ def test_a_host_may_read_a_large_file_for_longer_than_it_may_be_silent(
 def test_only_files_that_differ_on_some_host_are_read(tmp_path, monkeypatch):
     """The other hosts are asked about them, too: they may have the content."""
     source = write(tmp_path / "data", a="1", b="2", c="3", d="4")
-    monkeypatch.setattr(spreading, "_LIST_BYTES", 3 * (6 + spreading._ENTRY_BYTES))
+    longest = len(f"1 {time.time_ns()} 420 data/a") + 3
+    monkeypatch.setattr(spreading, "_LIST_BYTES", 3 * longest)
     hosts = [FakeHost("gpu-a"), FakeHost("gpu-b")]
     differing = [iter([(1,), ()]), iter([(), (0,)])]
     for host, indexes in zip(hosts, differing, strict=True):
@@ -109,7 +112,7 @@ def test_the_list_of_a_batch_fits_into_one_message():
     files = [SourceFile(name, name, 1, 1 << 62, 0o600) for name in names]
     blob = protocol.Blob(sha256="f" * 64, size_bytes=256 << 20)
     local = LocalBlob(blob=blob, path=Path())
-    for batch in batches(files, 1e9):
+    for batch in batches(files):
         request = protocol.PlaceFiles(
             folder=protocol.Folder(path="~"),
             files=placed_files(batch, [local] * len(batch)),

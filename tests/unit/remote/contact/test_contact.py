@@ -410,6 +410,27 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(monkeypa
     assert knocked == [b"\n"] * 3
 
 
+@pytest.mark.parametrize(
+    ("request_", "waits"),
+    [
+        (p.CheckBlobs(blobs=()), True),
+        (p.GetFreePort(address="a"), True),
+        (START, False),
+        (p.PlaceFiles(folder=p.Folder(), files=()), False),
+        (p.GetFacts(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_blobs_are_awaited_until_a_job_or_files_have_them(request_, waits):
+    """A link stays open between runs: 20,000 files that came over it are not touched for ever."""
+    receiver = SimpleNamespace(awaited=(Path("blob"),), close=lambda: None)
+    played: Any = SimpleNamespace(
+        _receiver=receiver, _handlers={type(request_): lambda _: None}
+    )
+    contact.Contact._answer(played, request_)
+    assert bool(receiver.awaited) == waits
+
+
 def test_more_jobs_than_fit_into_a_line(link, tmp_path):
     hosts = tuple(f"node{n:04d}.cluster.example.org" for n in range(500))
     for n in range(100):

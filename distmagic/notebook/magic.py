@@ -85,6 +85,7 @@ class Magics:
         # Library changes that were shown.
         self._noted: set[tuple[str, int, str]] = set()
         self._loaded: set[str] = set()  # what ranks of earlier runs have loaded
+        self._is_first_cell = True
         self.matcher = _matcher(self.notebook)
 
     def line(self, line: str) -> object:
@@ -191,7 +192,9 @@ class Magics:
                 return "waits for your answer" if asker.is_asking else _OWN_LINES
 
             def pack(screen: Screen) -> Payload:
-                with announcing(screen, what, _OWN_LINES_FAILED):
+                # The first cell takes longest until its run can be shown.
+                at_once, self._is_first_cell = self._is_first_cell, False
+                with announcing(screen, what, _OWN_LINES_FAILED, at_once=at_once):
                     return self._payload(plan, request, asker)
 
             # The user may be away when the cell is over.
@@ -444,6 +447,9 @@ def _import_for_first_cell() -> None:
     import distmagic.notebook.ranks_cells
     import distmagic.session.inside
     import distmagic.session.place  # noqa: F401
+    from distmagic.request.systems import systems
+
+    systems()  # it looks at all installed packages
 
 
 def _other_owner(shell: InteractiveShell) -> str:

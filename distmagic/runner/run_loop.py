@@ -71,8 +71,8 @@ from distmagic.state.model import RunState
 
 ABANDON_S = 5.0  # how long an unexpected error waits for the end of the ranks
 BEAT_S = 0.1
-# A warm run asks its hosts to start before this; drawing earlier would only delay it.
-_FIRST_SHOWN_S = 0.02
+# A warm run has asked its hosts before this; drawing earlier would only delay it.
+_FIRST_SHOWN_S = 0.01
 SHORT_S = 5.0  # a run that lasts longer justifies a full garbage collection
 
 T = TypeVar("T")

@@ -18,9 +18,11 @@ _EVERY_S = 1.0
 
 
 @contextmanager
-def announcing(screen: Screen, what: Callable[[], str], in_vain: str) -> Iterator[None]:
-    """Show on `screen` what happens during the block, and for how long; if it raises, show
-    `in_vain` instead.
+def announcing(
+    screen: Screen, what: Callable[[], str], in_vain: str, *, at_once: bool = False
+) -> Iterator[None]:
+    """Show on `screen` what happens during the block, and for how long, after 0.05 s or `at_once`;
+    if the block raises, show `in_vain` instead.
 
     `what` is called on another thread from time to time.
     """
@@ -28,7 +30,7 @@ def announcing(screen: Screen, what: Callable[[], str], in_vain: str) -> Iterato
     has_said: list[str] = []
 
     def announce() -> None:
-        pause_s, began_s = FIRST_S, time.monotonic()
+        pause_s, began_s = 0.0 if at_once else FIRST_S, time.monotonic()
         while not is_over.wait(pause_s):
             pause_s = _EVERY_S
             text = what()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
@@ -46,6 +47,14 @@ def test_what_takes_no_time_is_not_worth_a_word(monkeypatch):
     with announcing.announcing(screen, lambda: "own lines", "failed"):
         pass
     assert screen.texts == []
+
+
+def test_the_first_cell_of_a_kernel_shows_at_once_what_happens(monkeypatch):
+    monkeypatch.setattr(announcing, "FIRST_S", math.inf)
+    screen = Heard()
+    with announcing.announcing(screen, lambda: "own lines", "failed", at_once=True):
+        assert screen.has_heard.wait(HANG_S)
+    assert screen.texts == ["own lines"]
 
 
 def test_the_first_word_comes_within_a_tenth_of_a_second():

@@ -34,6 +34,8 @@ WALK_S = 600.0
 _CHUNK = 1 << 18
 _S_PER_FILE = 0.02
 _SLOWEST_BYTES_PER_S = 5e6
+# Empty lines that may lie unread while a host sends files: it reads nothing meanwhile.
+_MOST_ANSWERS = 1000
 
 M = TypeVar("M")
 
@@ -72,6 +74,7 @@ class Link:
         self._is_following = False  # whether events of a job come
         # Whether nothing was sent since something has come (`Source.needs_answers`).
         self._owes_answer = False
+        self._answers_left = _MOST_ANSWERS
         self._writing = threading.Lock()
         self.is_closed = False
         self._hello: tuple[int, protocol.Hello] | None = None
@@ -113,6 +116,7 @@ class Link:
 
     def send(self, message: protocol.Message) -> None:
         """Send a message. Raises `ConnectionLost`."""
+        self._answers_left = _MOST_ANSWERS
         self.write(protocol.encode(message))
 
     def query(
@@ -190,7 +194,7 @@ class Link:
                 self.send(request)
             with self.bounded(BOOT_TIMEOUT_S):
                 self._hello = self._numbered_answer(protocol.Hello)
-        except PreflightError:
+        except BaseException:
             self._is_following = False
             raise
 
@@ -311,7 +315,9 @@ class Link:
             most = min(size, _CHUNK)
             data = self._lines.take(most)
             if not data:
-                self._answer_by_nothing()
+                if self._answers_left:
+                    self._answers_left -= 1
+                    self._answer_by_nothing()
                 data = self._read(most)
             size -= len(data)
             write(data)

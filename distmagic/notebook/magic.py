@@ -447,9 +447,11 @@ def _import_for_first_cell() -> None:
     import distmagic.notebook.ranks_cells
     import distmagic.session.inside
     import distmagic.session.place  # noqa: F401
-    from distmagic.request.systems import systems
+    from distmagic.request import systems
 
-    systems()  # it looks at all installed packages
+    # Those of other packages are loaded when they are needed: some can only be on the main thread.
+    if not systems.other_packages():
+        systems.systems()
 
 
 def _other_owner(shell: InteractiveShell) -> str:

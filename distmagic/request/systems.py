@@ -118,6 +118,11 @@ _OWN = (
 )
 
 
+def other_packages() -> metadata.EntryPoints:
+    """Return the systems of other installed packages, not loaded; it looks at all packages."""
+    return metadata.entry_points(group=GROUP)
+
+
 @functools.cache
 def systems() -> tuple[System, ...]:
     """Return all systems: distmagic's, then those of installed packages.
@@ -125,7 +130,7 @@ def systems() -> tuple[System, ...]:
     Warns about one that can't be loaded.
     """
     found = {system.name: system for system in _OWN}
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in other_packages():
         try:
             system = entry.load()
             name = system.name

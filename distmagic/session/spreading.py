@@ -96,7 +96,7 @@ def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int,
         addresses = [route.address for route in routes_of(links)[0]]
         line = ProgressLine(f"to {plural(len(links), 'host')}", total_bytes)
         differing = _differing(links, files, to)
-        line.add(total_bytes - sum(file.size_bytes for file in differing))
+        line.begin_at(total_bytes - sum(file.size_bytes for file in differing))
         for batch in batches(differing):
             _put_batch(links, addresses, batch, to, line)
         line.end()

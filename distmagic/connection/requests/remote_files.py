@@ -310,8 +310,16 @@ def _files_below(root: Path) -> Iterator[SourceFile]:
     folders = [(str(root), root.name)]
     while folders:
         folder, copied = folders.pop()
-        mode = found_files.mode_in_copy(Path(folder), copied)
-        with os.scandir(folder) as entries:
+        try:
+            mode = found_files.mode_in_copy(Path(folder), copied)
+            scanned = os.scandir(folder)
+        except (PermissionError, FileNotFoundError) as error:
+            if folder == str(root):
+                raise
+            text = f"{folder} is left out: it can't be read ({error.strerror})"
+            print(sanitize.line(text), file=sys.stderr)  # noqa: T201 - a line for people
+            continue
+        with scanned as entries:
             for entry in entries:
                 name = f"{copied}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):

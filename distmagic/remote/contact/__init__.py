@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distmagic.remote.wire import protocol
+    from distmagic.remote.wire.lines import Lines
 
 
 class Conversation(Protocol):
     """A conversation with the notebook, by descriptor 0 and `out`.
 
-    `owner` names the notebook whose templates it renews; "" means none.
+    `owner` names the notebook whose templates it renews; "" means none. `lines` has what the
+    notebook has sent after its last request.
     """
 
     owner: str
     out: int
+    lines: Lines
 
     def say(self, message: protocol.Message) -> None:
         """Send a message."""
@@ -49,9 +52,6 @@ class Conversation(Protocol):
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes from the notebook, in pieces."""
-
-    def take_rest(self) -> bytes:
-        """Return the bytes that the notebook has sent after its last request."""
 
     def wait(self, pipe: IO[bytes] | None, timeout_s: float) -> None:
         """Wait until `pipe` can be read; None only waits.

@@ -59,7 +59,7 @@ class Contact:
         self._umask = umask  # the user's own, for the ranks
         self.out = os.dup(1)
         os.dup2(2, 1)
-        self._lines = Lines()
+        self.lines = Lines()
         # See `request.hosts.Source.needs_answers`: whether the notebook needs them, and whether
         # nothing was sent since it has sent something.
         self._needs_answers = self._owes_answer = False
@@ -147,12 +147,8 @@ class Contact:
         while view:
             view = view[os.write(self.out, view) :]
 
-    def take_rest(self) -> bytes:
-        """Return the bytes that the notebook has sent after the last request."""
-        return self._lines.take(_CHUNK)
-
     def _line(self) -> bytes | None:
-        while not (line := self._lines.line()):
+        while not (line := self.lines.line()):
             if line is not None:
                 self._needs_answers = True  # an empty line: the notebook does the same
                 continue
@@ -173,7 +169,7 @@ class Contact:
             data = os.read(0, 65536)
             if not data:
                 return None
-            self._lines.feed(data)
+            self.lines.feed(data)
             self._owes_answer = bool(data.strip(b"\n"))
         return line
 
@@ -188,7 +184,7 @@ class Contact:
         """Yield the next `size` bytes from the notebook."""
         while size:
             most = min(size, _CHUNK)
-            data = self._lines.take(most)
+            data = self.lines.take(most)
             if not data:
                 if size <= _TAIL_BYTES:
                     self._answer_by_nothing()
@@ -210,7 +206,7 @@ class Contact:
             data = os.read(0, 65536)
             if not data:
                 sys.exit(0)  # the channel has ended
-            self._lines.feed(data)
+            self.lines.feed(data)
         elif not ready:
             raise TimeoutError
 

@@ -135,10 +135,11 @@ class FileExchange:
         for index, line in enumerate(request.files):
             size_bytes, changed_ns, mode, quoted = line.split(" ")
             path = file_names.unquoted(quoted)
-            wanted = int(size_bytes), int(changed_ns), self._mode(int(mode))
-            if brought_files.look_at(f"{folder}/{path}") != wanted:
+            wanted = int(size_bytes), self._mode(int(mode)), int(changed_ns)
+            if brought_files.has_look(f"{folder}/{path}", *wanted):
+                roots.add(path.partition("/")[0])
+            else:
                 differing.append(index)
-            roots.add(path.partition("/")[0])
         for root in roots:
             brought_files.share(os.path.join(folder, root), request.owner)
         self._notebook.say(protocol.DifferingFiles(indexes=tuple(differing)))
@@ -166,7 +167,7 @@ class FileExchange:
                     # A host with the same home has just taken it.
                     lacking.append(sha256)
                     continue
-            if file.changed_ns:
+            if file.changed_ns is not None:
                 brought_files.set_look(target, mode, file.changed_ns)
             placed.append(path)
         brought_files.note(folder, placed, request.origin, request.owner)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from distmagic.remote.records import journal, listing, places
 from distmagic.remote.system import socket_peer
 from distmagic.remote.wire import protocol
-from distmagic.remote.wire.lines import Lines
 
 if TYPE_CHECKING:
     from distmagic.remote.contact import Conversation
+    from distmagic.remote.wire.lines import Lines
 
 # How often, and how far apart, to check whether an agent that has closed its connection ends.
 _DYING_LOOKS = 10
@@ -59,14 +59,12 @@ def relay(
     # What the notebook has not taken. A full pipe must not stop its requests, which renew the
     # lease: it may wait for its user, or for another program.
     left = b""
-    requests = Lines()
-    requests.feed(notebook.take_rest())
     agent = conn.fileno()
     with conn:
         # An agent that has already ended is noticed below.
         with suppress(ConnectionError):
             conn.sendall(protocol.encode(attach))
-        _forward(requests, conn)
+        _forward(notebook.lines, conn)
         while True:
             if left:
                 readable, writable, _ = select.select([0], [notebook.out], [])
@@ -90,8 +88,8 @@ def relay(
                 if not data:
                     notebook.write(left)
                     sys.exit(0)  # the channel has ended; the agent waits for its lease
-                requests.feed(data)
-                if _forward(requests, conn):
+                notebook.lines.feed(data)
+                if _forward(notebook.lines, conn):
                     notebook.renew_templates()
 
 
@@ -105,7 +103,7 @@ def _end(notebook: Conversation, attach: protocol.FollowJob, last: int | None) -
 
 def _forward(requests: Lines, conn: socket.socket) -> bool:
     """Send an agent the notebook's complete requests, and return whether there were any; empty
-    lines are none.
+    lines are none. An incomplete one stays in `requests`: it may be for the contact.
     """
     has_any = False
     while (line := requests.line()) is not None:

@@ -25,6 +25,9 @@ from distmagic.remote.records.atomic_file import atomic_write
 from distmagic.remote.wire import file_names
 from distmagic.remote.wire.protocol import KeptWorkDir
 
+# Units in which file systems keep dates: CIFS 100 ns, some NFS servers 1 us, Lustre 1 s.
+_UNITS_NS = (1, 100, 1000, 1_000_000_000)
+
 
 def place(sha256: str, target: str, mode: int, *, keeps: bool) -> None:
     """Turn a blob into a file of the user; with `keeps` it also remains a blob. Raises OSError."""
@@ -59,21 +62,24 @@ def _has_group_for(blob: Path, folder: str) -> bool:
     return True
 
 
-def look_at(path: str) -> tuple[int, int, int] | None:
-    """Return the size, last change in nanoseconds and permissions of a file; None if there is no
-    regular file.
+def has_look(path: str, size_bytes: int, mode: int, changed_ns: int) -> bool:
+    """Whether a regular file has this size, these permissions and this last change in
+    nanoseconds, as far as its file system keeps them.
     """
     try:
         status = os.lstat(path)
     except OSError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode)
+        return False
+    found = stat.S_ISREG(status.st_mode), status.st_size, stat.S_IMODE(status.st_mode)
+    if found != (True, size_bytes, mode):
+        return False
+    return any(
+        status.st_mtime_ns == changed_ns // unit_ns * unit_ns for unit_ns in _UNITS_NS
+    )
 
 
 def set_look(path: str, mode: int, changed_ns: int) -> None:
-    """Give a copy the permissions and the last change of its source, by which `look_at` finds it
+    """Give a copy the permissions and the last change of its source, by which `has_look` finds it
     unchanged.
 
     A file of another user keeps its own, and is compared by its content the next time.
@@ -84,11 +90,18 @@ def set_look(path: str, mode: int, changed_ns: int) -> None:
 
 
 def share(root: str, owner: str) -> None:
-    """Record that an owner also uses a copied file or folder, if there is a record of it, and that
+    """Record that an owner also uses a copied file or folder that is on this host already, and that
     it was used now. Raises OSError.
+
+    A host with the same home may have copied it: its list becomes that of this host, too. Without
+    any list it was not copied by `put`.
     """
     about = _about(os.path.normpath(root))
-    if (about / "files").exists():
+    if not about.exists():
+        key = about.name.partition("-")[0]
+        for other in places.matching(about.parent, f"{key}-*")[:1]:
+            shutil.copytree(other, about, dirs_exist_ok=True)
+    if about.exists():
         owners.note(about, owner)
         places.touch([about / "files"])
 

@@ -255,13 +255,13 @@ class Blob:
 @frozen
 class PlacedFile:
     """A file made from a blob: its `path` below a folder, percent-encoded, its permissions, as
-    `chmod` takes them, and its last change in nanoseconds since 1970, 0 for now.
+    `chmod` takes them, and its last change in nanoseconds since 1970, None for now.
     """
 
     path: str
     blob: Blob
     mode: int = 0o644
-    changed_ns: int = 0
+    changed_ns: int | None = None
 
 
 @frozen

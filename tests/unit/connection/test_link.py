@@ -29,6 +29,7 @@ from distmagic.request.command_prefix import NO_ENVIRONMENT
 from distmagic.request.hosts import Host, Source
 from distmagic.transports.time_limits import TimeLimit
 from tests.builders.links import HOST, FakeProcess, FakeTransport, lines, reply
+from tests.builders.messages import START
 from tests.builders.plans import FACTS
 
 EVENTS = (
@@ -53,6 +54,35 @@ def test_events_that_come_by_srun_are_answered_until_the_last(needs_answers, ans
     process.written = b""
     link.query(p.GetFacts(), p.Facts)
     assert process.written == lines(p.GetFacts()), "the bytes of a file may follow"
+
+
+def by_srun(*pieces: bytes) -> tuple[Link, FakeProcess]:
+    process = FakeProcess(*pieces, hang=True)
+    source = Source(name="slurm", needs_answers=True)
+    return Link(replace(HOST, allocation=source), process), process
+
+
+def test_a_host_that_sends_a_file_is_answered_no_more_often_than_its_pipe_takes():
+    """It reads nothing meanwhile, so a full pipe would block both ends for good."""
+    pieces = [b"x"] * 3000
+    link, process = by_srun(lines(FACTS), *pieces)
+    link.query(p.GetFacts(), p.Facts)
+    process.written = b""
+    taken = bytearray()
+    link.take(3000, taken.extend)
+    assert len(taken) == 3000
+    assert process.written == b"\n" * link_module._MOST_ANSWERS
+
+
+def test_a_host_that_refused_to_start_is_sent_no_empty_line_before_a_file():
+    refused = lines(p.Refused(what="start_node", error="no room"))
+    wanted = lines(p.MissingBlobs(sha256=("b" * 64,)))
+    link, process = by_srun(refused, wanted[:9], wanted[9:])
+    with pytest.raises(PreflightError):
+        link.start(START)
+    process.written = b""
+    link.query(p.OfferBlobs(blobs=()), p.MissingBlobs)
+    assert process.written == lines(p.OfferBlobs(blobs=()))
 
 
 @pytest.fixture

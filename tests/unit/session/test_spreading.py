@@ -87,11 +87,13 @@ def test_only_files_that_differ_on_some_host_are_read(tmp_path, monkeypatch):
         host.answers[protocol.PlaceFiles] = lambda _: [protocol.MissingBlobs()]
     assert spreading.put(reach(*hosts), [source], "there") == (4, 4)
     for host in hosts:
-        (placed,) = host.requests_of(protocol.PlaceFiles)
-        assert [file.path for file in placed.files] == ["data/b", "data/d"]
+        placed = host.requests_of(protocol.PlaceFiles)
+        paths = [file.path for request in placed for file in request.files]
+        assert paths == ["data/b", "data/d"]
 
 
-def test_an_unreadable_folder_is_named(tmp_path, monkeypatch, golden):
+def test_an_unreadable_folder_is_named(tmp_path, monkeypatch, capsys, golden):
+    """As `lost+found` of a disk: the rest is sent."""
     source = write(tmp_path / "data", a="1", shut__b="2")
     scan = os.scandir
 
@@ -101,8 +103,10 @@ def test_an_unreadable_folder_is_named(tmp_path, monkeypatch, golden):
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
+    assert [file.name for file in named_files([source])] == ["data/a"]
+    golden(capsys.readouterr().err.replace(str(tmp_path), "/here"))
     with pytest.raises(PayloadError) as raised:
-        named_files([source])
+        named_files([source / "shut"])
     golden(str(raised.value).replace(str(tmp_path), "/here"))
 
 

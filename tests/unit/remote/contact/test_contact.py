@@ -400,7 +400,7 @@ def test_a_notebook_that_is_silent_while_devices_are_kept_is_knocked_at(monkeypa
     monkeypatch.setattr(contact.select, "select", lambda *_: (next(silence), [], []))
     monkeypatch.setattr(contact.os, "read", lambda *_: b"")
     played: Any = SimpleNamespace(
-        _lines=SimpleNamespace(line=lambda: None),
+        lines=SimpleNamespace(line=lambda: None),
         _receiver=SimpleNamespace(awaited=()),
         _devices=SimpleNamespace(descriptors=(7,)),
         write=knocked.append,

@@ -482,6 +482,30 @@ def test_who_puts_a_copy_that_is_there_already_becomes_an_owner(sent, copy):
     assert kept.owners == ("me", "you")
 
 
+@pytest.mark.parametrize("unit_ns", [100, 1000, 1_000_000_000])
+def test_a_file_system_may_round_dates_down(sent, copy, unit_ns):
+    os.utime(copy, ns=(0, SOURCE[1] // unit_ns * unit_ns))
+    assert compare(sent) == ()
+
+
+def test_a_copy_of_1970_keeps_its_date(sent, home):
+    (one,) = placed({"data/a.bin": BROUGHT["data/a.bin"]}).files
+    files = (replace(one, changed_ns=0),)
+    assert place(sent, p.PlaceFiles(folder=Folder(path="~"), files=files)) == set()
+    assert (home / "data" / "a.bin").stat().st_mtime_ns == 0
+
+
+def test_hosts_with_one_home_list_what_one_of_them_has_copied(sent, copy, monkeypatch):
+    """The next node finds the files as they should be, and copies none."""
+    (before,) = brought_files.kept()
+    monkeypatch.setattr(socket, "gethostname", lambda: "node2")
+    assert list(brought_files.kept()) == []
+    brought_files.share(str(copy.parent), "you")
+    (kept,) = brought_files.kept()
+    assert (kept.name, kept.size_bytes) == (before.name, before.size_bytes)
+    assert kept.owners == ("me", "you")
+
+
 def test_a_file_that_was_not_copied_by_put_gets_no_record(link, home):
     (home / "data").mkdir()
     (home / "data" / "a.bin").write_bytes(BROUGHT["data/a.bin"])

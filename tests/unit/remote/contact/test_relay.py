@@ -12,17 +12,19 @@ import termios
 import threading
 from typing import Any
 
+from distmagic.remote.contact import relay as relay_module
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.lines import Lines
 from tests.lab.waiting import HANG_S, wait_until
 
 PROGRAM = """
 import socket, sys
 from distmagic.remote.contact import relay
 from distmagic.remote.wire import protocol
+from distmagic.remote.wire.lines import Lines
 class Notebook:
     out = 1
-    def take_rest(self):
-        return b""
+    lines = Lines()
     def renew_templates(self):
         pass
 relay._still_runs = lambda _: False
@@ -55,6 +57,16 @@ def test_an_agent_gets_whole_requests_and_no_empty_lines():
         while data := agent.recv(1 << 16):
             received += data
         assert received == 2 * request
+
+
+def test_the_start_of_a_request_stays_for_the_contact_when_an_agent_ends():
+    agent, theirs = socket.socketpair()
+    requests = Lines()
+    requests.feed(p.encode(p.RenewLease()) + b'{"t":"get')
+    with agent, theirs:
+        assert relay_module._forward(requests, theirs)
+        assert agent.recv(1 << 16) == p.encode(p.RenewLease())
+    assert requests.take(100) == b'{"t":"get'
 
 
 def test_requests_pass_while_the_notebook_takes_nothing():

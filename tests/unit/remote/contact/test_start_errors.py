@@ -26,6 +26,7 @@ from distmagic.remote.engine import forking
 from distmagic.remote.records import environments, places, work_dirs
 from distmagic.remote.system.device_claims import DeviceClaims
 from distmagic.remote.wire import protocol as p
+from distmagic.remote.wire.lines import Lines
 from tests.builders.descriptors import closed_at_the_end
 from tests.builders.file_server import FileServer, each_error
 from tests.builders.messages import START
@@ -41,6 +42,7 @@ class Notebook:
     owner = ""
 
     def __init__(self) -> None:
+        self.lines = Lines()  # the notebook says nothing more
         self.out = os.memfd_create("heard")
         weakref.finalize(self, os.close, self.out)
 
@@ -55,10 +57,6 @@ class Notebook:
     def write(self, data: bytes) -> None:
         """Hear what the agent says."""
         os.write(self.out, data)
-
-    def take_rest(self) -> bytes:
-        """Have said nothing more."""
-        return b""
 
 
 class PlayedAgent:

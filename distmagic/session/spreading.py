@@ -84,8 +84,8 @@ def put(first_links: FirstLinks, sources: Sequence[Path], to: str) -> tuple[int,
     """Copy files, and folders with all their files, into a folder of every host; return their
     number and bytes.
 
-    A file of the same size, last change and permissions on a host counts as the same, as for rsync;
-    any other is sent unless the host has its content. Hosts record them for `clean`. Raises
+    A file of the same size, last change and permissions on a host counts as the same; any other is
+    sent unless the host has its content. Hosts record them for `clean`. Raises
     `UsageError` for a path that is neither file nor folder, `PreflightError` if a host can't write,
     and the errors of connecting.
     """

@@ -125,7 +125,7 @@ class FileExchange:
         self._notebook.say(FileEnds())
 
     def compare(self, request: protocol.CompareFiles) -> None:
-        """Send which files differ by size, last change or permissions, as rsync compares them.
+        """Send which files differ by size, last change or permissions, without reading them.
 
         Raises OSError for an unknown home, and ValueError for a malformed request.
         """

@@ -364,7 +364,7 @@ class CompareFiles:
     not exist; `DifferingFiles` follows.
 
     Each of `files` has the size in bytes, the last change in nanoseconds since 1970, the
-    permissions and the percent-encoded path, separated by spaces: a line takes a hundredth of the
+    permissions and the percent-encoded path, separated by spaces: a line takes a twentieth of the
     time of a dataclass. If the host has a record of them by `PlaceFiles`, `owner` is added to it.
     """
 

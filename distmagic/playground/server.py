@@ -22,13 +22,14 @@ import site
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
 
 import asyncssh
+from asyncssh.forward import SSHForwarder
 
 from distmagic.remote.frozen import frozen
 from distmagic.remote.system import processes
@@ -190,7 +191,7 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
         Called before each answer.
         """
-        self._conn._next_service = b"ssh-userauth"  # noqa: SLF001 - asyncssh hangs up, and there is no other way
+        self._conn._next_service = b"ssh-userauth"  # asyncssh hangs up otherwise
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
@@ -202,8 +203,31 @@ class _Server(asyncssh.SSHServer):  # type: ignore[misc]
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
-    ) -> bool:
-        return True
+    ) -> Awaitable[SSHForwarder]:
+        return self._forward(dest_host, dest_port)
+
+    async def _forward(self, host: str, port: int) -> SSHForwarder:
+        """Connect a channel to a port.
+
+        asyncssh alone loses what the port's end has sent before the channel is open, such as an
+        SSH server's first line.
+        """
+        # ruff: noqa: SLF001 - there is no other way to those bytes
+        channel_end = await self._conn.forward_connection(host, port)
+        port_end = channel_end._peer
+
+        def send_early_bytes() -> None:
+            has_lost_port = port_end._transport is None
+            if has_lost_port:
+                channel_end._peer = None
+            channel_end.write(port_end._inpbuf)
+            if port_end.was_eof_received():
+                channel_end.write_eof()
+            if has_lost_port:
+                channel_end.close()
+
+        channel_end.session_started = send_early_bytes
+        return channel_end
 
 
 class _Process(asyncssh.SSHServerProcess):  # type: ignore[misc]

@@ -123,6 +123,7 @@ _group_start | torch/_C/_distributed_c10d.pyi | remote.training.groups | groups 
 _has_storage | torch/_C/__init__.pyi | remote.values.storages | no tensor can be sent
 _inject_new_class | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
 _inject_property | torch/nn/utils/parametrize.py | remote.values.reductions.torch_objects | no parametrized module can be sent
+_inpbuf | asyncssh/forward.py | playground.server | no host of the playground can be the way to another
 _inst | random.py | remote.values.reductions.cell_objects | functions imported from random draw the same numbers on all ranks
 _is_in_bad_fork | torch/cuda/__init__.py | remote.engine.preloading remote.engine.spare_ranks | no template is kept: each run starts cold
 _is_protocol | typing.py | remote.values.reductions.source_form | no Protocol of a cell reaches a Python of another version

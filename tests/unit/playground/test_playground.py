@@ -116,6 +116,57 @@ def test_a_host_can_be_the_way_to_another(hosts):
     )
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_forwarded_port_may_speak_before_its_channel_is_open(
+    tmp_path, monkeypatch, ends
+):
+    """An SSH server sends its first line at once, and a busy playground opens the channel after it."""
+    import asyncssh
+    from asyncssh.forward import SSHForwarder
+
+    from distmagic.playground import server
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        if not ends:
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async def late(connection, host: str, port: int) -> SSHForwarder:
+        _, end = await asyncio.get_running_loop().create_connection(
+            SSHForwarder, host, port
+        )
+        while not end._inpbuf or end.was_eof_received() != ends:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return SSHForwarder(end)
+
+    monkeypatch.setattr(asyncssh.SSHServerConnection, "forward_connection", late)
+
+    async def heard() -> bytes:
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        shared = server.SharedByHosts(
+            directory=tmp_path, user="me", client_key=key.convert_to_public()
+        )
+        host = server.PlayedHost(shared, tmp_path)
+        await host.listen()
+        line = host.known_hosts_line().encode()
+        login = {"username": "me", "client_keys": [key], "known_hosts": line}
+        async with (
+            host._acceptor,
+            await asyncio.start_server(greet, "127.0.0.1", 0) as greeter,
+            asyncssh.connect("127.0.0.1", host.port, config=(), **login) as to,
+        ):
+            port = greeter.sockets[0].getsockname()[1]
+            reader, writer = await to.open_connection("127.0.0.1", port)
+            found = await (reader.read() if ends else reader.readline())
+            writer.close()
+            await writer.wait_closed()
+            return found
+
+    assert asyncio.run(asyncio.wait_for(heard(), HANG_S)) == b"hello\n"
+
+
 def test_hosts_have_homes_of_their_own_and_the_kernels_python(hosts):
     seen = []
     for host in hosts.hosts:

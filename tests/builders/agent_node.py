@@ -48,6 +48,7 @@ class Node:
         self.news: list[protocol.Hardware] = []
         self.masks: list[str | None] = []
         monkeypatch.setattr(agent, "HardwareWatch", self._watch)
+        monkeypatch.setattr(processes, "has_child", lambda: bool(self.tree))
         monkeypatch.setattr(processes, "descendants", lambda _: self.tree)
         monkeypatch.setattr(
             processes, "send", lambda _, number: self.signals.append(number)

@@ -282,7 +282,7 @@ def _has_failed(state: RunState) -> bool:
     """Whether a node or a rank has failed without which the job can't continue."""
     if any(node.code not in (None, 0) for node in state.essential):
         return True
-    if state.first_failure is not None and not state.terms.max_restarts:
+    if state.first_failure is not None and not state.terms.may_restart:
         return True
     # Whether a rank has failed and can't be restarted, because all ranks of another node have ended
     # successfully. That node never returns to the rendezvous, but keeps its place there until its

@@ -76,7 +76,7 @@ def _verdict(state: RunState) -> RunError | None:
     # Before the reason of a stop: a failure is why the others were stopped. The exception is a
     # failed rank that torchrun would have restarted, if the user or a time limit had not ended the
     # run.
-    could_restart = state.terms.max_restarts > 0 and state.stopping in (
+    could_restart = state.terms.may_restart and state.stopping in (
         "interrupted",
         "terminated",
         "timeout",

@@ -132,7 +132,7 @@ class NodeEnd:
         # 3. A rank failed. torchrun ends the other ranks too, but gives them 30 s. If restarts are
         # left, torchrun alone decides.
         failed_at = self.rank_table.failed_at
-        may_restart = self.start.terms.max_restarts > 0
+        may_restart = self.start.terms.may_restart
         if (
             failed_at is not None
             and not may_restart

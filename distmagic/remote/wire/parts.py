@@ -142,6 +142,11 @@ class JobTerms:
         """Whether hosts may join the job while it runs."""
         return self.max_nodes > 0
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether torchrun restarts failed ranks."""
+        return self.max_restarts > 0
+
 
 @frozen
 class DeviceClaim:

@@ -9,10 +9,13 @@ import re
 import signal
 from collections.abc import Iterable
 
+from distmagic.failures import network_errors
 from distmagic.remote.wire.protocol import Ended, Exit
 
 _ECHOES = (
     "closed by peer",
+    "peer closed",
+    "likely closed",
     "reset by peer",
     "broken pipe",
     "socket closed",
@@ -119,16 +122,40 @@ def is_good(end: Ended) -> bool:
 
 
 def is_echo(end: Ended) -> bool:
-    """Whether the rank failed because a peer was gone, judged by messages of gloo and NCCL."""
+    """Whether the rank failed because a peer was gone, judged by messages of gloo, NCCL and torch's
+    store.
+
+    The user's code may have raised another exception from theirs: then the traceback has both.
+    """
     if end.failure is None:
         return False
     message = end.failure.message.lower()
-    return any(word in message for word in _ECHOES)
+    # Indented lines are the user's source.
+    chained = (line for line in end.failure.traceback.splitlines() if line[:1].strip())
+    return any(word in message for word in _ECHOES) or any(
+        map(network_errors.has_lost_peer, chained)
+    )
 
 
 def is_by_sigterm(end: Ended) -> bool:
     """Whether SIGTERM ended the rank: torchrun and the agent send it."""
-    return end.outcome == "signalled" and end.code == -signal.SIGTERM
+    return _is_by(end, signal.SIGTERM)
+
+
+def is_by_sigint(end: Ended) -> bool:
+    """Whether SIGINT ended the rank, or its cell: the agent sends it for a notebook."""
+    return _is_by(end, signal.SIGINT)
+
+
+def is_by_sigkill(end: Ended) -> bool:
+    """Whether SIGKILL ended the rank: the system without memory, or torchrun and the agent after a
+    SIGTERM without effect.
+    """
+    return _is_by(end, signal.SIGKILL)
+
+
+def _is_by(end: Ended, number: signal.Signals) -> bool:
+    return end.outcome == "signalled" and end.code == -number
 
 
 def has_failed_afterwards(end: Ended | None, exit_: Exit | None) -> bool:

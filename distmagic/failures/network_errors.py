@@ -33,7 +33,7 @@ _CAUSES = (  # the first match counts; a text may match several, so specific one
     (_ABORTED, r"software caused connection abort"),
     (
         _LOST,
-        r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exited",
+        r"closed by (?:remote )?peer|peer closed|likely closed|reset by peer|broken pipe|remote process exited",
     ),
     (_LATE, r"timed out after \d+ ?ms while trying to connect"),
     (
@@ -141,6 +141,12 @@ def in_words(
     is_own = found.address.startswith("127.") or found.address in ("::1", "localhost")
     hint = _LOOPBACK if is_own else _HINTS[found.why]
     return f"{host} could not reach {peer}: {found.why}. {hint}"
+
+
+def has_lost_peer(text: str) -> bool:
+    """Whether a library's message is about a lost connection, as when a peer ends."""
+    found = trouble(text)
+    return found is not None and found.why == _LOST
 
 
 def is_of_a_peer(words: str) -> bool:

@@ -94,10 +94,11 @@ A rank
 A rank is in `workers` from its first Worker on. It is *failed* if it ended with an error and was
 not asked to end. It is *stopped* if torchrun, an agent or this notebook ended it. `first_failure`
 is the rank that failed first, with two exceptions. A rank that only lost a peer ("connection closed
-by peer") is replaced by a rank whose own failure arrives within two seconds. A rank that SIGTERM
-ended becomes stopped if torchrun then reports that another rank's process on its node failed after
-its return. torchrun may restart a rank (Worker with a higher `restart`), or start it on another
-node in a later round of the rendezvous. Then the old failure no longer counts.
+by peer") is replaced by a rank whose own failure arrives within two seconds, or that SIGKILL ended
+before its node stopped. A rank that SIGTERM ended becomes stopped if torchrun then reports that
+another rank's process on its node failed after its return. torchrun may restart a rank (Worker with
+a higher `restart`), or start it on another node in a later round of the rendezvous. Then the old
+failure no longer counts.
 
 A rank belongs to the node that reports it in the latest round of the rendezvous: fold_ranks.py.
 

@@ -256,13 +256,20 @@ def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -
     if builder.first_failure is None:
         return False
     first = builder.workers[builder.first_failure]
-    is_late = builder.at_s - builder.first_failure_at_s > _ECHO_S
+    was_killed = failure_kind.is_by_sigkill(what)
     is_effect = (
         failure_kind.is_echo(what)
         or failure_kind.is_good(what)
         or failure_kind.is_by_sigterm(what)
+        or failure_kind.is_by_sigint(what)
+        # An agent journals that its node stops before it kills a rank.
+        or (was_killed and bool(builder.nodes[node].stopping))
     )
-    if first.ended is None or is_late or is_effect:
+    # A host without memory reports late. If torchrun restarts ranks, it also kills them itself.
+    can_be_late = was_killed and not builder.terms.may_restart
+    past_s = builder.at_s - builder.first_failure_at_s
+    is_late = past_s > _ECHO_S and not can_be_late
+    if first.ended is None or first.restart != what.restart or is_late or is_effect:
         return False
     if first.node_rank == node and failure_kind.is_by_sigterm(first.ended):
         builder.change_rank(first.rank, phase="stopped")

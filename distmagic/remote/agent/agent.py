@@ -154,6 +154,10 @@ class Agent:
         """Wait at most `timeout_s` for readable descriptors, handle them, and do everything that is
         due.
         """
+        self._handle_readable(timeout_s)
+        self._tick(self.clock())
+
+    def _handle_readable(self, timeout_s: float) -> None:
         for key, _ in self.selector.select(timeout_s):
             try:
                 key.data()  # calls the function with which the descriptor is registered
@@ -162,7 +166,6 @@ class Agent:
                 # The descriptor may remain readable: without a pause the loop would use a whole
                 # core.
                 time.sleep(_TICK_S)
-        self._tick(self.clock())
 
     def _notice_once(self, text: str) -> None:
         # No event of this node may follow `Final`.
@@ -261,6 +264,10 @@ class Agent:
         self.rank_table.notice_ends()
         if status is None:
             return
+        # Packets may have come after the last turn: a rank's end has a connection of its own.
+        self._handle_readable(0.0)
+        self._handle_readable(0.0)
+        self.rank_table.notice_ends()
         self.engine_code = (
             0 if self.ending.has_left_barrier else os.waitstatus_to_exitcode(status)
         )
@@ -281,7 +288,6 @@ class Agent:
             self.ending.stop(now, Cause("lost", self.start.node_rank))
         # `EngineEnded` follows the ends of all ranks that are known so far; a reader need not wait
         # for more after it.
-        self.rank_table.end_by_torchrun_report()
         self.rank_table.write(now, last=True)
         self.journal.add(
             protocol.EngineEnded(

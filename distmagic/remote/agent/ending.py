@@ -235,6 +235,8 @@ class NodeEnd:
         if self.cause is not None:
             return
         self.cause = cause
+        # Ranks that have died before come first in the journal.
+        self.rank_table.read_reports()
         self.journal.add(
             protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
         )

@@ -205,14 +205,14 @@ class RankProcess:
             return explained(self.ended, lambda: watch.why(self.cgroup))
         now = self._now
         # If it is None, torchrun has reaped the rank: its report has the exit code.
-        if now is None or now.state not in "ZX":
+        if now is None or (code := now.exit_code) is None:
             return None
         # The exit code of a zombie whose parent is no longer torchrun means nothing:
         # PR_SET_PDEATHSIG killed it because torchrun had ended.
         parent = processes.read(now.parent)
         if now.parent == os.getpid() or parent is None or parent.state in "ZX":
             return None
-        return self.end_by_code(os.waitstatus_to_exitcode(now.exit_status), watch)
+        return self.end_by_code(code, watch)
 
     def end_by_code(self, code: int, watch: memory.Watch) -> protocol.Ended:
         """Return how the rank ended, judged by its exit code.

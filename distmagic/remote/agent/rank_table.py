@@ -1,7 +1,7 @@
 """All ranks of a node: accepts their connections, journals their output and reports, and determines
 how each ended.
 
-It also handles torchrun's own output and its report of failed ranks. Nothing blocks: the agent's
+It also handles torchrun's own output and its reports of failed ranks. Nothing blocks: the agent's
 selector calls the methods when a descriptor is readable.
 """
 
@@ -64,6 +64,7 @@ class RankTable:
     selector: selectors.BaseSelector
     clock: Callable[[], float]
     _listener: socket.socket | None = None
+    _torchrun: socket.socket | None = None  # its connection for reports
     ranks: list[RankProcess] = field(default_factory=list)
     # The exit code of the latest process of each local rank; None while unknown.
     codes: dict[int, int | None] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class RankTable:
     _local_world_size: int = 0  # as the latest rank reported it
     streams: list[RankStream] = field(default_factory=list)
     last_cell: int = 0  # its number; the cell may be for ranks of other nodes
-    # torchrun's report of ranks that failed.
+    # torchrun's last report of ranks that failed.
     engine_exits: tuple[protocol.Exit, ...] = ()
     memory: Watch = field(default_factory=Watch)
     failed_at: float | None = None  # when the first rank failed
@@ -85,9 +86,7 @@ class RankTable:
     # ---- connections
 
     def listen(self, path: str) -> None:
-        """Listen on this unix socket for ranks and for torchrun's report, instead of the previous
-        one.
-        """
+        """Listen on this unix socket for ranks and for torchrun, instead of the previous one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -102,12 +101,18 @@ class RankTable:
         )
 
     def _accept(self, listener: socket.socket) -> None:
+        """Accept all connections that wait."""
         try:
-            conn, _ = listener.accept()
+            while True:
+                self._await_first(listener.accept()[0])
+        except BlockingIOError:
+            return
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise _too_many_files(error.errno) from error
             raise
+
+    def _await_first(self, conn: socket.socket) -> None:
         if not socket_peer.is_ours(conn):
             conn.close()
             return
@@ -117,7 +122,7 @@ class RankTable:
 
     def _receive_first(self, conn: socket.socket) -> None:
         """Handle a connection's first packet: a rank's `Worker` with its pipes, a rank's end, or
-        torchrun's report.
+        torchrun's first message.
         """
         message, fds = first_packet(conn)
         self.selector.unregister(conn)
@@ -129,8 +134,11 @@ class RankTable:
             rank = RankProcess(conn, message, fds, self.folder, now, self.streams)
             self._add_rank(rank)
             return
-        if isinstance(message, protocol.EngineEnded):
-            self.engine_exits = message.exits
+        if isinstance(message, protocol.RankExits):
+            conn.setblocking(False)
+            self._torchrun = conn
+            self.selector.register(conn, selectors.EVENT_READ, self.read_reports)
+            return
         if isinstance(message, protocol.Ended):
             # The user's code has closed the rank's first connection, so it opened another one to
             # report its end.
@@ -327,11 +335,32 @@ class RankTable:
         if end is not None:
             self._end_rank(rank, end)
 
-    def end_by_torchrun_report(self) -> None:
-        """Journal the ends of ranks whose exit codes are in torchrun's report, because torchrun
-        reaped them.
+    def read_reports(self) -> None:
+        """Handle all reports that torchrun has sent, and the end of its connection."""
+        while self._torchrun is not None:
+            try:
+                packet = self._torchrun.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._unwatch(self._torchrun)
+                self._torchrun.close()
+                self._torchrun = None
+                return
+            _, message = protocol.decode(packet)
+            if isinstance(message, protocol.RankExits | protocol.EngineEnded):
+                self._end_by_report(message.exits)
+            if isinstance(message, protocol.EngineEnded):
+                self.engine_exits = message.exits
+
+    def _end_by_report(self, exits: Iterable[protocol.Exit]) -> None:
+        """Journal the ends of ranks whose exit codes are in a report of torchrun, which reaps
+        them.
         """
-        codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in self.engine_exits}
+        self.notice_ends()  # how a rank says that it ended comes first
+        codes = {(exit_.rank, exit_.pid): exit_.code for exit_ in exits}
         for rank in self.ranks:
             code = codes.get((rank.hello.rank, rank.hello.pid))
             if code is not None and not rank.is_over and not rank.is_running:

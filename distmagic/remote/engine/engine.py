@@ -110,10 +110,12 @@ def main(argv: list[str]) -> None:
     if "shutdown_timeout" in args:
         args.shutdown_timeout = _FOR_EVER_S
     # With c10d each check asks the store, which is on another host.
-    if args.rdzv_backend == "static":
+    is_static = args.rdzv_backend == "static"
+    if is_static:
         args.monitor_interval = _NO_PAUSE_S
         _meet_at_once()
-        _check_after_each_end()
+    to_agent = _connect_to_agent()
+    _report_each_end(to_agent, waits=is_static)
     _await_endpoint(_from_agent("endpoint"))
     try:
         run(args)
@@ -127,11 +129,7 @@ def main(argv: list[str]) -> None:
             )
             for rank, failure in error.failures.items()
         )
-        ended = protocol.EngineEnded(code=1, exits=exits)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-            conn.connect(_from_agent("socket"))
-            socket_peer.check(conn)
-            conn.send(protocol.encode(ended))
+        to_agent.send(protocol.encode(protocol.EngineEnded(code=1, exits=exits)))
         sys.exit(1)
     except SignalException as stopped:
         # The agent sent the signal: a traceback would look like a failure.
@@ -247,14 +245,36 @@ def _meet_at_once() -> None:
     import_hooks.wrap(StaticTCPRendezvous, "next_rendezvous", next_rendezvous)
 
 
-def _check_after_each_end() -> None:
-    """Make torchrun check its ranks when one has ended, instead of after a pause."""
+def _report_each_end(to_agent: socket.socket, *, waits: bool) -> None:
+    """Make torchrun report failed ranks to the agent before it reaps them and ends the others,
+    which can take seconds.
+
+    With `waits` it checks its ranks when one has ended, instead of after a pause.
+    """
     from torch.distributed.elastic.agent.server.local_elastic_agent import (
         LocalElasticAgent,
     )
 
+    reported: set[int] = set()
+
     def monitor_workers(original: Any, agent: Any, group: Any) -> Any:
-        processes.wait_for_end([worker.id for worker in group.workers], _MONITOR_S)
+        if waits:
+            processes.wait_for_end([worker.id for worker in group.workers], _MONITOR_S)
+        exits = []
+        for worker in group.workers:
+            process = processes.read(worker.id)
+            is_new = worker.id not in reported
+            if process is not None and process.exit_code and is_new:
+                reported.add(worker.id)
+                found = protocol.Exit(
+                    rank=worker.global_rank,
+                    local_rank=worker.local_rank,
+                    pid=worker.id,
+                    code=process.exit_code,
+                )
+                exits.append(found)
+        if exits:
+            to_agent.send(protocol.encode(protocol.RankExits(exits=tuple(exits))))
         return original(agent, group)
 
     import_hooks.wrap(LocalElasticAgent, "_monitor_workers", monitor_workers)
@@ -289,6 +309,19 @@ def _await_endpoint(endpoint: str) -> None:
             time.sleep(_PAUSE_S)
         else:
             return
+
+
+def _connect_to_agent() -> socket.socket:
+    """Return a connection for reports.
+
+    It is made before ranks start: later the agent may be busy, or a cleaner may have removed its
+    socket's file.
+    """
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(_from_agent("socket"))
+    socket_peer.check(conn)
+    conn.send(protocol.encode(protocol.RankExits()))
+    return conn
 
 
 def _from_agent(key: str) -> str:

@@ -47,6 +47,13 @@ class ProcessInfo:
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid}, state {self.state})"
 
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or the negative number of the signal that ended it; None while it runs."""
+        if self.state not in "ZX":
+            return None
+        return os.waitstatus_to_exitcode(self.exit_status)
+
 
 def up_s() -> float:
     """Return the seconds since boot, including sleep. This clock can't be set.

@@ -149,6 +149,17 @@ class Resumed(_OfRank):
 
 
 @message
+class RankExits:
+    """Ranks that did not end with exit code 0, before torchrun reaps them.
+
+    torchrun sends it to the agent, which writes an `Ended` for each to the journal. The journal
+    never contains it. Without ranks, it is the first message of torchrun's connection.
+    """
+
+    exits: tuple[Exit, ...] = ()
+
+
+@message
 class EngineEnded:
     """torchrun ended on this node with exit code `code`; `exits` are the failed ranks in its
     report.

@@ -497,20 +497,75 @@ def test_blame_goes_from_the_rank_that_lost_its_peer_to_that_peer():
 @pytest.mark.parametrize(
     "later",
     [
-        killed(2, 1, at_s=9.0),
-        killed(2, 1, number=15, at_s=1.2),
-        raised(2, 1, ECHO, at_s=1.2),
-        ended(2, 1, at_s=1.2),
+        [raised(2, 1, at_s=9.0)],
+        [at(p.NodeStopping(reason="failed", culprit=0), 1), killed(2, 1, at_s=1.2)],
+        [killed(2, 1, number=6, at_s=9.0)],
+        [killed(2, 1, number=15, at_s=1.2)],
+        [killed(2, 1, number=2, at_s=1.2)],
+        [raised(2, 1, ECHO, at_s=1.2)],
+        [ended(2, 1, at_s=1.2)],
     ],
-    ids=["too late", "by our SIGTERM", "an echo too", "went well"],
+    ids=[
+        "too late",
+        "by our SIGKILL",
+        "by a watchdog",
+        "by our SIGTERM",
+        "by our SIGINT",
+        "an echo too",
+        "went well",
+    ],
 )
 def test_blame_stays(later):
-    assert (
-        begun(
-            raised(0, message=ECHO, at_s=1.0), at(StopRequested(reason="failed")), later
-        ).first_failure
-        == 0
-    )
+    failed = raised(0, message=ECHO, at_s=1.0)
+    state = begun(failed, at(StopRequested(reason="failed")), *later)
+    assert state.first_failure == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ECHO,
+        "Connection reset by peer",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "Remote peer closed the connection.",
+    ],
+)
+def test_a_death_gets_the_blame_however_late_it_is_known(text):
+    """A busy host reports how its rank died long after another one has missed it."""
+    failed = raised(0, message=text, at_s=1.0)
+    state = begun(failed, at(StopRequested(reason="failed")), killed(2, 1, at_s=9.0))
+    assert (state.first_failure, phases(state)[2]) == (2, "failed")
+
+
+def test_a_death_that_torchrun_may_have_caused_is_blamed_at_once_or_never():
+    """It ends the others of its node before it starts all again, by SIGKILL after 30 s."""
+    for at_s, culprit in ((1.2, 2), (31.5, 0)):
+        late = killed(2, 1, at_s=at_s)
+        state = begun(raised(0, message=ECHO, at_s=1.0), late, restarts=1)
+        assert state.first_failure == culprit
+
+
+def test_a_death_of_before_a_restart_has_no_blame_for_what_came_after_it():
+    failure = p.Failure(type="RuntimeError", message=ECHO, traceback="")
+    failed = ended(0, restart=1, outcome="raised", code=1, failure=failure)
+    again = worker(0, 0, restart=1)
+    assert begun(again, failed, killed(2, 1), restarts=1).first_failure == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "culprit"),
+    [
+        ("RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer", 2),
+        ("    raise ValueError('gloo: Connection closed by peer')", 0),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", 0),
+    ],
+    ids=["a library's", "the user's source", "another connection"],
+)  # fmt: skip
+def test_an_exception_from_a_lost_connection_is_an_echo(text, culprit):
+    chain = f"{text}\n\nThe above exception was the direct cause of the following exception:\n\nStepError: no"
+    failure = p.Failure(type="StepError", message="no", traceback=chain)
+    failed = ended(0, outcome="raised", code=1, failure=failure)
+    assert begun(failed, killed(2, 1)).first_failure == culprit
 
 
 def test_blame_stays_where_the_first_had_a_reason_of_its_own():

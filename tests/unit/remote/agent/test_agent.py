@@ -81,6 +81,16 @@ def connect_rank(node: Node, restart: int) -> tuple[socket.socket, list[int]]:
     return conn, [writing for _, writing in pipes]
 
 
+def connect_torchrun(node: Node) -> socket.socket:
+    """Return torchrun's connection for reports."""
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(str(node.agent.run_dir / places.RANKS))
+    conn.send(protocol.encode(protocol.RankExits()))
+    node.step()
+    node.step()
+    return conn
+
+
 def test_lines_of_a_restarted_rank_and_of_a_child_of_the_old_one_stay_whole(node):
     first, old = connect_rank(node, restart=0)
     os.write(old[0], b"old rank: step 1\n")
@@ -113,6 +123,47 @@ def test_a_job_that_ends_well(node):
     assert node.events(protocol.NodeStopping) == []
     assert node.agent.may_go()
     assert not node.agent.run_dir.exists()
+
+
+def test_a_report_counts_that_came_just_before_torchruns_end(node):
+    """A busy host's agent reads nothing between the two."""
+    exits = (protocol.Exit(rank=0, local_rank=0, pid=ENGINE + 2, code=-9),)
+    ended = protocol.EngineEnded(code=1, exits=exits)
+    with connect_torchrun(node) as torchrun:
+        torchrun.send(protocol.encode(ended))
+    node.end(code=1)
+    assert node.events(protocol.EngineEnded) == [ended]
+
+
+def test_the_end_of_a_rank_that_returned_counts_just_before_torchruns(node):
+    """It comes over another connection, since the user's code has closed the first one."""
+    conn, pipes = connect_rank(node, restart=0)
+    conn.close()
+    for pipe in pipes:
+        os.close(pipe)
+    returned = protocol.Ended(rank=0, restart=0, outcome="returned", result_bytes=7)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.connect(str(node.agent.run_dir / places.RANKS))
+        other.send(protocol.encode(returned))
+    node.ended, node.tree = {ENGINE: 0}, ()
+    node.agent._tick(node.now)
+    assert node.events(protocol.Ended) == [returned]
+
+
+def test_a_rank_that_died_before_a_stop_comes_first_in_the_journal(node):
+    """Otherwise its end would look like an effect of the stop, and another rank like the cause."""
+    conn, pipes = connect_rank(node, restart=0)
+    conn.close()
+    for pipe in pipes:
+        os.close(pipe)
+    exits = (protocol.Exit(rank=0, local_rank=0, pid=ENGINE, code=-9),)
+    with connect_torchrun(node) as torchrun:
+        torchrun.send(protocol.encode(protocol.RankExits(exits=exits)))
+        node.agent.ending.stop(node.now, Cause("failed", 1))
+    written = [type(event).__name__ for event in node.events(object)]
+    assert written.index("Ended") < written.index("NodeStopping")
+    assert node.events(protocol.Ended)[0].code == -9
+    node.step()
 
 
 def test_devices_are_kept_until_no_process_of_the_job_is_left(node):

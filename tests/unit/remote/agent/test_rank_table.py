@@ -127,6 +127,39 @@ def test_a_rank_in_whose_place_another_one_starts_has_ended_before(tmp_path):
     assert journaled[2] == p.Ended(rank=1, restart=0, outcome="replaced", code=-15)
 
 
+def test_how_a_rank_died_is_known_before_torchrun_has_ended_the_others(tmp_path):
+    """Torchrun alone learns the exit code of a rank that it reaps before the agent has looked at it."""
+    journaled: list[p.Message] = []
+    with selectors.DefaultSelector() as selector:
+        table = RankTable(tmp_path, Journal(tmp_path), selector, lambda: 0.0)
+        table.journal.add = journaled.append  # type: ignore[method-assign, assignment]
+        table.listen(str(tmp_path / "ranks"))
+        child = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+        )
+        a_rank(table, child.pid, rank=1)
+        a_rank(table, os.getpid(), rank=0, local_rank=1)
+        child.kill()
+        child.communicate()
+        exits = (p.Exit(rank=1, local_rank=0, pid=child.pid, code=-9),)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as torchrun:
+            torchrun.connect(str(tmp_path / "ranks"))
+            torchrun.send(p.encode(p.RankExits()))
+            torchrun.send(p.encode(p.RankExits(exits=exits)))
+        for _ in ("the connection", "its first packet", "the others"):
+            for key, _ in selector.select(0):
+                key.data()
+        for rank in table.ranks:
+            rank.close()
+        assert table._listener is not None
+        table._listener.close()
+    ends = [one for one in journaled if isinstance(one, p.Ended)]
+    assert [(one.rank, one.outcome, one.code) for one in ends] == [(1, "signalled", -9)]
+    assert table.failed_at == 0.0
+    # Torchrun may start the rank again: its exit says nothing of how torchrun ends.
+    assert table.engine_exits == ()
+
+
 def test_a_child_of_a_restarted_rank_tears_no_line_of_the_new_one(tmp_path):
     """Both write to one log: each byte of it is shown once, in its order."""
     selector = selectors.DefaultSelector()

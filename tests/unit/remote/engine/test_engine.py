@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from distmagic.remote.wire import protocol as p
 from tests.builders.forks import Forks
 
 PROGRAM = """
@@ -40,6 +41,57 @@ def test_an_exception_is_logged_without_torch_s_compiler(torch_forks, tmp_path):
     assert "ConnectionResetError: the lead is gone" in log
     assert log.count("Traceback") == 1
     assert "exit barrier" not in log
+
+
+REPORTING = """
+import json, os, socket, subprocess, sys
+from types import SimpleNamespace
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from distmagic.remote.engine import engine
+
+os.environ["DISTMAGIC_WORKER"] = json.dumps({"socket": path})
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(path)
+listener.listen()
+
+def report():
+    return agent.recv(9999).decode().replace(str(processes[0].pid), "PID").strip()
+
+def reap(agent, group):
+    return [one.wait(0) for one in group.processes if one.poll() is not None]
+
+LocalElasticAgent._monitor_workers = reap
+to_agent = engine._connect_to_agent()
+agent, _ = listener.accept()
+engine._report_each_end(to_agent, waits=waits)
+programs = ["import os; os.kill(os.getpid(), 9)", "raise SystemExit(0)", "input()"]
+processes = [subprocess.Popen([sys.executable, "-c", one], stdin=subprocess.PIPE) for one in programs]
+workers = [SimpleNamespace(id=one.pid, global_rank=4 + at, local_rank=at) for at, one in enumerate(processes)]
+group = SimpleNamespace(workers=workers, processes=processes)
+for one in processes[:2]:
+    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+assert sorted(LocalElasticAgent._monitor_workers(None, group)) == [-9, 0]
+to_agent.close()
+print(report())
+print(report())
+print(report())
+processes[2].kill()
+processes[2].communicate()
+agent.close()
+listener.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", [False, True])
+def test_torchrun_reports_a_failed_rank_before_it_reaps_it(
+    torch_forks, tmp_path, waits
+):
+    program = f"waits, path = {waits}, {str(tmp_path / 'ranks')!r}\n{REPORTING}"
+    printed, log = run(program, torch_forks, tmp_path)
+    exits = (p.Exit(rank=4, local_rank=0, pid=77, code=-9),)
+    reports = [p.encode(p.RankExits(exits=one)).decode() for one in ((), exits)]
+    assert (printed, log) == ("".join(reports).replace("77", "PID") + "\n", "")
 
 
 MEETING = """

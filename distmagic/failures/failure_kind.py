@@ -121,12 +121,15 @@ def is_good(end: Ended) -> bool:
     return end.outcome == "returned" or (end.outcome == "exited" and end.code == 0)
 
 
-def is_echo(end: Ended) -> bool:
+def is_echo(end: Ended, stderr: Iterable[str]) -> bool:
     """Whether the rank failed because a peer was gone, judged by messages of gloo, NCCL and torch's
     store.
 
     The user's code may have raised another exception from theirs: then the traceback has both.
+    NCCL's watchdog aborts the process, and its message is only in the lines of `stderr`.
     """
+    if _is_by(end, signal.SIGABRT):
+        return any(map(network_errors.has_lost_peer, stderr))
     if end.failure is None:
         return False
     message = end.failure.message.lower()

@@ -258,12 +258,10 @@ def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -
     first = builder.workers[builder.first_failure]
     was_killed = failure_kind.is_by_sigkill(what)
     is_effect = (
-        failure_kind.is_echo(what)
+        _is_echo(builder, what)
         or failure_kind.is_good(what)
         or failure_kind.is_by_sigterm(what)
         or failure_kind.is_by_sigint(what)
-        # An agent journals that its node stops before it kills a rank.
-        or (was_killed and bool(builder.nodes[node].stopping))
     )
     # A host without memory reports late. If torchrun restarts ranks, it also kills them itself.
     can_be_late = was_killed and not builder.terms.may_restart
@@ -274,7 +272,18 @@ def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -
     if first.node_rank == node and failure_kind.is_by_sigterm(first.ended):
         builder.change_rank(first.rank, phase="stopped")
         return True
-    return failure_kind.is_echo(first.ended)
+    # An agent journals that its node stops before it kills a rank.
+    is_by_agent = was_killed and bool(builder.nodes[node].stopping)
+    return _is_echo(builder, first.ended) and not is_by_agent
+
+
+def _is_echo(builder: RunStateBuilder, what: protocol.Ended) -> bool:
+    stderr = (
+        line.text
+        for line in builder.lines
+        if line.rank == what.rank and line.stream == "stderr"
+    )
+    return failure_kind.is_echo(what, stderr)
 
 
 def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
@@ -284,7 +293,7 @@ def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> Ran
     # hosts.
     if what.outcome == "replaced" or (
         builder.base.is_elastic
-        and (failure_kind.is_by_sigterm(what) or failure_kind.is_echo(what))
+        and (failure_kind.is_by_sigterm(what) or _is_echo(builder, what))
     ):
         return "stopped"
     if builder.nodes[node].stopping or (builder.stopping and node != builder.culprit):

@@ -537,6 +537,24 @@ def test_a_death_gets_the_blame_however_late_it_is_known(text):
     assert (state.first_failure, phases(state)[2]) == (2, "failed")
 
 
+WATCHDOG = """\
+[rank0]:[E1127 22:10:01.123 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: NCCL error: remote process exited or there was a network error, NCCL version 2.27.5
+terminate called after throwing an instance of 'c10::DistBackendError'
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "culprit"), [(WATCHDOG, 2), ("free(): invalid pointer\n", 0)]
+)
+def test_a_rank_that_nccl_aborts_for_a_lost_peer_is_an_echo(written, culprit):
+    aborted = [output(written, 0, stream="stderr"), killed(0, number=6)]
+    assert begun(*aborted, killed(2, 1)).first_failure == culprit
+    assert begun(killed(2, 1), *aborted).first_failure == 2
+    assert begun(raised(1, message=ECHO), *aborted).first_failure == (
+        1 if culprit else 0
+    )
+
+
 def test_a_death_that_torchrun_may_have_caused_is_blamed_at_once_or_never():
     """It ends the others of its node before it starts all again, by SIGKILL after 30 s."""
     for at_s, culprit in ((1.2, 2), (31.5, 0)):

@@ -7,7 +7,7 @@ which calls `answer`: it may only read immutable values, and add to a queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,8 +26,20 @@ def serve(view_id: str, view: Any) -> None:
     _views[view_id] = view
     kernel = shown.kernel()
     handlers = getattr(kernel, "control_handlers", None)
-    if isinstance(handlers, dict):
+    if isinstance(handlers, dict) and _REQUEST not in handlers:
         handlers[_REQUEST] = partial(_reply, kernel)
+        kernel.process_control = partial(_process, kernel, kernel.process_control)
+
+
+async def _process(
+    kernel: Any, process: Callable[[Any], Awaitable[None]], message: Any
+) -> None:
+    """Let the kernel answer any request over this channel, then report it as busy again.
+
+    The debugger of JupyterLab, Jupyter's server and the display of memory ask it, too.
+    """
+    await process(message)
+    tell_busy(kernel)
 
 
 def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
@@ -42,8 +54,6 @@ def _reply(kernel: Any, stream: Any, ident: Any, parent: Mapping[str, Any]) -> N
     kernel.session.send(stream, _REPLY, content, parent, ident)
     thread = getattr(kernel, "control_thread", None)
     if thread is not None:
-        # After the kernel has reported itself idle again for this request.
-        thread.io_loop.add_callback(tell_busy, kernel)
         # A view asks before its run is first shown.
         thread.io_loop.call_later(_LATER_S, tell_busy, kernel)
 

@@ -122,6 +122,13 @@ def is_busy(page: NotebookPage) -> None:
     wait_until(lambda: status_of_kernel(page) == "busy", "the kernel to be busy")
 
 
+ASK_DEBUGGER = """
+notebook.panel().sessionContext.session.kernel.requestDebug(
+    {seq: 0, type: 'request', command: 'debugInfo'}
+).done
+"""
+
+
 def is_live_again(page: NotebookPage) -> None:
     """See a page that was loaded anew while the cell runs go on being live: it moves, and its buttons work."""
     wait_until(lambda: live(page).count() == 1, "the live view again")
@@ -155,6 +162,8 @@ def test_a_page_that_is_loaded_anew_is_live_again_and_shows_how_it_ended(
         page.wait_text(RUN, r"more 30\.39")
         page.reload(is_busy=True)
         is_live_again(page)
+        is_busy(page)
+        page.page.evaluate(ASK_DEBUGGER)
         is_busy(page)
         shows_earlier_lines(page)
         page.save()

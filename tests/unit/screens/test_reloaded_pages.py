@@ -65,6 +65,26 @@ class View:
         act()
 
 
+def test_a_kernel_is_busy_again_after_any_request_over_the_control_channel(monkeypatch):
+    """JupyterLab's debugger and Jupyter's server ask, too, and ipykernel then reports itself idle."""
+    kernel, view = Kernel(), View()
+
+    async def process(message: str) -> None:
+        kernel.sent.append(("idle after", message))
+
+    kernel.control_handlers, kernel.process_control = {}, process
+    monkeypatch.setattr(page_requests.shown, "kernel", lambda: kernel)
+    page_requests.serve("v1", view)
+    page_requests.serve("v2", SimpleNamespace(while_in_foreground=lambda _: None))
+    asyncio.run(kernel.process_control("debug_request"))
+    busy = ("status", {"execution_state": "busy"})
+    assert kernel.sent == [("idle after", "debug_request"), busy]
+    kernel.sent.clear()
+    page_requests._views.clear()
+    asyncio.run(kernel.process_control("usage_request"))
+    assert kernel.sent == [("idle after", "usage_request")]
+
+
 @pytest.fixture(autouse=True)
 def no_other_views(monkeypatch):
     monkeypatch.setattr(reloaded_pages, "_live", WeakSet())

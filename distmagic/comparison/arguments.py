@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from distmagic.comparison.summary import RunSummary
+from distmagic.remote.system.gc_pause import parsed_expression
 from distmagic.render.text_width import cut_middle, one_line
 
 _MOST = 6  # number of columns
@@ -58,7 +59,7 @@ def arguments_of(call: str) -> dict[str, str]:
 
 def _call_of(text: str) -> ast.Call | None:
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = parsed_expression(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return tree if isinstance(tree, ast.Call) else None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 
 from distmagic.errors import UsageError
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.remote.values.by_name import is_secret
 from distmagic.request.cells.cell import CellPlan
 from distmagic.request.cells.notebook_effects import names_in
@@ -49,7 +50,7 @@ def of_cell(
     execution. Raises `NoProgram`, and `UsageError` for a secret in it.
     """
     text = plan.text.partition("\n")[2]  # the first line is the magic's
-    if "get_ipython" in names_in([ast.parse(plan.text)]):
+    if "get_ipython" in names_in([parsed(plan.text)]):
         raise NoProgram("it has magics of IPython")
     if plan.call is not None:
         for statement in plan.local:
@@ -105,7 +106,7 @@ def _with_guard(plan: CellPlan, text: str) -> str:
     """Return the cell's text with a guard before its last call, so that child processes can import
     the rest.
     """
-    last = ast.parse(plan.text).body[-1]
+    last = parsed(plan.text).body[-1]
     assert plan.call is not None
     if isinstance(last, ast.If):
         return text  # it has the guard already
@@ -214,7 +215,7 @@ def _bindings(name: str, text: str) -> list[_Binding]:
     lines.
     """
     try:
-        waiting: list[ast.AST] = [ast.parse(text)]
+        waiting: list[ast.AST] = [parsed(text)]
     except SyntaxError:
         return []
     found: list[_Binding] = []

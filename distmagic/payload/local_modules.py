@@ -25,6 +25,7 @@ from types import CodeType, ModuleType
 from distmagic.errors import PayloadError
 from distmagic.payload.folder import content_of
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.gc_pause import parsed
 
 MAX_FILES = 2_000
 MAX_BYTES = 20 << 20
@@ -150,7 +151,7 @@ def imports_of_text(text: str | bytes) -> tuple[str, ...]:
     Python.
     """
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except (SyntaxError, ValueError):
         return ()  # maybe no rank imports this file of the package; one that does gets the error
     names = []

@@ -28,6 +28,7 @@ from distmagic.payload.local_modules import (
     python_texts,
 )
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.remote.system.torchrun_variables import TORCHRUN_VARIABLES
 from distmagic.request.cells.notebook_effects import ENVIRON, acts, dotted
 
@@ -141,7 +142,7 @@ def look(
         if not has_words and not names:
             continue
         try:
-            tree = ast.parse(text)
+            tree = parsed(text)
         except (SyntaxError, ValueError):
             continue
         _undo_renaming(tree, names)

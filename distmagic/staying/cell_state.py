@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import Literal
 
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.remote.wire import protocol
 from distmagic.remote.wire.clipping import ranges
 from distmagic.request.cells.shell_commands import command_in
@@ -91,7 +92,7 @@ def title(text: str) -> str:
     """Return what the last statement of a cell computes, by which views and comparisons tell cells
     of the same ranks apart; "" for a cell without statements.
     """
-    statements = ast.parse(text).body
+    statements = parsed(text).body
     if not statements:
         return ""
     last = statements[-1]

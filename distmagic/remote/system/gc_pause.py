@@ -1,12 +1,49 @@
 """Keeps the garbage collector from scanning the same objects again and again: loaded modules, a
-notebook's own.
+notebook's own. Also keeps it out of the parser.
 """
 
 from __future__ import annotations
 
+import ast
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_parser = threading.Lock()
+
+
+def parsed(
+    text: str | bytes,
+    filename: str = "<unknown>",
+    version: tuple[int, ...] | None = None,
+) -> ast.Module:
+    """Return the syntax tree of a program, as `ast.parse` does, in any thread.
+
+    Before Python 3.12 the collector runs while the tree is made, and objects that it ends may let
+    another thread run. If that thread parses too, `ast.parse` raises SystemError (CPython issue
+    106905). `version` is the oldest Python that must read it. Raises what `ast.parse` raises.
+    """
+    with _collector_off():
+        return ast.parse(text, filename, feature_version=version)  # type: ignore[arg-type]
+
+
+def parsed_expression(text: str) -> ast.expr:
+    """Return the syntax tree of an expression, as `parsed` does."""
+    with _collector_off():
+        return ast.parse(text, mode="eval").body
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    with _parser:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 @contextmanager

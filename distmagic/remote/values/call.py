@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from distmagic.remote.records.atomic_file import atomic_write
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.remote.values import parcel
 
 MAIN_FILE = "distmagic_main.py"
@@ -132,7 +133,7 @@ def perform(what: Call | Whole | Cell, main: ModuleType) -> object:
     if isinstance(what, Whole) and what.argv:
         sys.argv[:] = what.argv
     main.__dict__.pop(_RESULT, None)
-    tree = ast.parse(what.source, what.filename)
+    tree = parsed(what.source, what.filename)
     # As in a notebook, where an assignment shows nothing.
     if isinstance(what, Whole) or (tree.body and isinstance(tree.body[-1], ast.Expr)):
         _keep_result(tree)
@@ -193,7 +194,7 @@ def defines(cell: Cell) -> frozenset[str]:
     Raises `SyntaxError`.
     """
     found = set(cell.names)
-    for one in ast.parse(cell.source, cell.filename).body:
+    for one in parsed(cell.source, cell.filename).body:
         if isinstance(one, _DEFINING):
             found.add(getattr(one, "name", "") or ast.unparse(one))
     return frozenset(found)
@@ -205,7 +206,7 @@ def assigned(cell: Cell) -> set[str]:
     The new value may be the old one.
     """
     found = set()
-    for statement in ast.parse(cell.source, cell.filename).body:
+    for statement in parsed(cell.source, cell.filename).body:
         if isinstance(statement, ast.Assign):
             targets = statement.targets
         elif isinstance(statement, ast.AugAssign | ast.AnnAssign) and statement.value:
@@ -245,7 +246,7 @@ def define(path: str, namespace: dict[str, Any]) -> None:
     what = parcel.load(path, namespace)
     if isinstance(what, Cell):
         namespace.update(what.names)
-        for statement in ast.parse(what.source, what.filename).body:
+        for statement in parsed(what.source, what.filename).body:
             if isinstance(statement, _DEFINING):
                 # A definition that needs a value of its rank is only missing if the child uses it.
                 with suppress(Exception):
@@ -254,7 +255,7 @@ def define(path: str, namespace: dict[str, Any]) -> None:
         namespace["__file__"] = os.path.abspath(what.filename)
         lines = what.source.splitlines(keepends=True)
         linecache.cache[what.filename] = (len(what.source), None, lines, what.filename)
-        tree = ast.parse(what.source, what.filename)
+        tree = parsed(what.source, what.filename)
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             tree.body.pop()
         _run(tree, what.filename, namespace)

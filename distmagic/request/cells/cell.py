@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from distmagic.errors import UsageError
 from distmagic.remote.frozen import frozen
+from distmagic.remote.system.gc_pause import parsed, parsed_expression
 from distmagic.remote.values.reductions.source_form import code_of_call
 from distmagic.request.cells.notebook_effects import executed, names_in, targets_of
 
@@ -120,7 +121,7 @@ def parse_cell(text: str, *, whole: bool, filename: str = "<cell>") -> CellPlan:
 
 def _parse(text: str, filename: str, *, whole: bool) -> ast.Module:
     try:
-        return ast.parse(text, filename)
+        return parsed(text, filename)
     except SyntaxError as error:
         line = text.splitlines()[(error.lineno or 1) - 1 :][:1]
         if whole and line and _MAGIC.match(line[0]):
@@ -327,7 +328,7 @@ def _call_of_only(functions: list[Function]) -> ast.expr:
             f"line {function.lineno}: {function.name} needs {names}, and the cell does not call it.",
             f"End the cell with {awaited}{function.name}(...).",
         )
-    call = ast.parse(f"{awaited}{function.name}()", mode="eval").body
+    call = parsed_expression(f"{awaited}{function.name}()")
     ast.increment_lineno(call, function.lineno - 1)
     return call
 

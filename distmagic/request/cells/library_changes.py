@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.request.cells.notebook_effects import (
     SEEDS,
     LocalEffect,
@@ -120,7 +121,7 @@ def _of_text(text: str) -> tuple[Sequence[LocalEffect], Sequence[_Change], bool]
     The last statement of a cell that ran on ranks draws none there.
     """
     try:
-        statements = ast.parse(text).body
+        statements = parsed(text).body
     except SyntaxError:
         return (), (), False
     nodes = [node for statement in statements for node in executed(statement)]

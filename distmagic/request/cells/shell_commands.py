@@ -8,6 +8,8 @@ import ast
 import re
 from collections.abc import Callable
 
+from distmagic.remote.system.gc_pause import parsed
+
 _COMMAND = re.compile(r"^\s*(?:[\w\s,]+=\s*)?!", re.MULTILINE)
 # IPython's calls for `!ls` and `files = !ls`, and the Python that stands for them.
 _RUNS = re.compile(r"^(\s*)get_ipython\(\)\.system\((.*)\)$", re.MULTILINE)
@@ -21,7 +23,7 @@ def with_commands(text: str, transform: Callable[[str], str]) -> str:
     As in IPython, `{name}` in a command stands for a value. `$name` is left to the shell.
     """
     try:
-        ast.parse(text)
+        parsed(text)
     except (SyntaxError, ValueError):
         if not _COMMAND.search(text):
             return text
@@ -62,7 +64,7 @@ def _with_values(literal: str) -> str:
     """
     filled = "f" + re.sub(r"\$\{([^{}]*)\}", r"${{\1}}", literal)
     try:
-        ast.parse(filled)
+        parsed(filled)
     except SyntaxError:
         return literal
     # A rank has distmagic's remote part alone.

@@ -8,6 +8,7 @@ import copy
 import symtable
 from collections.abc import Iterator
 
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.request.cells.cell import CellPlan
 from distmagic.request.cells.notebook_effects import names_in
 
@@ -17,7 +18,7 @@ def names_wanted(plan: CellPlan) -> dict[str, int]:
 
     Without built-in names. Empty if it can't be determined (`from x import *`).
     """
-    tree = ast.parse(plan.text)
+    tree = parsed(plan.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             return {}
@@ -62,7 +63,7 @@ def names_evaluated(plan: CellPlan) -> dict[str, int]:
         if isinstance(node, ast.Name) and node.id in found
     }
     for target in plan.targets:  # `runs` of `runs["a"] = train()`
-        for name in names_in([ast.parse(target)]) - {target}:
+        for name in names_in([parsed(target)]) - {target}:
             lines[name] = plan.call.lineno
     return lines
 

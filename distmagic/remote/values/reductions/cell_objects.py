@@ -19,7 +19,6 @@ is rebuilt without calling the class's own methods: its `__init__` may need argu
 
 from __future__ import annotations
 
-import ast
 import contextvars
 import copyreg
 import functools
@@ -39,6 +38,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from distmagic.remote.system.gc_pause import parsed
 from distmagic.remote.values.reductions.source_form import codes_in, futures_of
 
 LruCached: Any = type(functools.lru_cache(len))
@@ -264,7 +264,7 @@ def reduced_decorated(obj: object, function: FunctionType, main: object) -> Any:
     except OSError:
         return None
     definition = textwrap.dedent("".join(lines))
-    if not getattr(ast.parse(definition).body[0], "decorator_list", ()):
+    if not getattr(parsed(definition).body[0], "decorator_list", ()):
         return None  # it was made by a call, which is in no known text
     text = "\n" * (first - 1) + definition
     place = text, code.co_filename, futures_of(code)

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from distmagic.remote.system.gc_pause import parsed, parsed_expression
+
 _FUTURES = 0
 for _name in __future__.all_feature_names:
     _FUTURES |= getattr(__future__, _name).compiler_flag
@@ -112,7 +114,7 @@ class SourceForm:
                     "Define it with def in a cell, or in a module next to the notebook",
                 )
             try:
-                ast.parse(text, name, feature_version=self._oldest[:2])  # type: ignore[arg-type]
+                parsed(text, name, self._oldest[:2])
             except SyntaxError as error:
                 version = ".".join(map(str, self._oldest))
                 raise NoSource(
@@ -146,7 +148,7 @@ def code_of_expression(
     is_async: bool,  # noqa: FBT001 - pickle calls it
 ) -> CodeType:
     """Return a cell's last expression as the code of a function without arguments."""
-    call = ast.parse(text, mode="eval").body
+    call = parsed_expression(text)
     for node in ast.walk(call):
         if isinstance(node, ast.expr):
             node.lineno = node.end_lineno = line
@@ -161,7 +163,7 @@ def code_of_call(
     tracebacks.
     """
     keyword = "async def" if is_async else "def"
-    function: Any = ast.parse(f"{keyword} cell():\n    return None").body[0]
+    function: Any = parsed(f"{keyword} cell():\n    return None").body[0]
     for node in ast.walk(function):
         if hasattr(node, "lineno"):
             ast.copy_location(node, call)

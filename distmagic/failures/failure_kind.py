@@ -14,8 +14,8 @@ from distmagic.remote.wire.protocol import Ended, Exit
 
 _ECHOES = (
     "closed by peer",
-    "peer closed",
-    "likely closed",
+    "remote peer closed",
+    "connection was likely closed",
     "reset by peer",
     "broken pipe",
     "socket closed",
@@ -121,15 +121,15 @@ def is_good(end: Ended) -> bool:
     return end.outcome == "returned" or (end.outcome == "exited" and end.code == 0)
 
 
-def is_echo(end: Ended, stderr: Iterable[str]) -> bool:
+def is_echo(end: Ended, *, has_lost_peer: bool) -> bool:
     """Whether the rank failed because a peer was gone, judged by messages of gloo, NCCL and torch's
     store.
 
     The user's code may have raised another exception from theirs: then the traceback has both.
-    NCCL's watchdog aborts the process, and its message is only in the lines of `stderr`.
+    NCCL's watchdog aborts the process. `has_lost_peer`: stderr had its message.
     """
     if _is_by(end, signal.SIGABRT):
-        return any(map(network_errors.has_lost_peer, stderr))
+        return has_lost_peer
     if end.failure is None:
         return False
     message = end.failure.message.lower()
@@ -138,6 +138,13 @@ def is_echo(end: Ended, stderr: Iterable[str]) -> bool:
     return any(word in message for word in _ECHOES) or any(
         map(network_errors.has_lost_peer, chained)
     )
+
+
+def writes_of_lost_peer(text: str) -> bool:
+    """Whether a text has a line in which NCCL or gloo reports that a peer was gone."""
+    if "NCCL" not in text and "gloo" not in text:
+        return False
+    return any(map(network_errors.has_lost_peer, text.splitlines()))
 
 
 def is_by_sigterm(end: Ended) -> bool:

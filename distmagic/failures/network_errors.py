@@ -33,7 +33,7 @@ _CAUSES = (  # the first match counts; a text may match several, so specific one
     (_ABORTED, r"software caused connection abort"),
     (
         _LOST,
-        r"closed by (?:remote )?peer|peer closed|likely closed|reset by peer|broken pipe|remote process exited",
+        r"closed by (?:remote )?peer|remote peer closed|connection was likely closed|reset by peer|broken pipe|remote process exited",
     ),
     (_LATE, r"timed out after \d+ ?ms while trying to connect"),
     (

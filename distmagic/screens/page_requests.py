@@ -26,9 +26,10 @@ def serve(view_id: str, view: Any) -> None:
     _views[view_id] = view
     kernel = shown.kernel()
     handlers = getattr(kernel, "control_handlers", None)
-    if isinstance(handlers, dict) and _REQUEST not in handlers:
+    process = getattr(kernel, "process_control", None)
+    if isinstance(handlers, dict) and process and _REQUEST not in handlers:
         handlers[_REQUEST] = partial(_reply, kernel)
-        kernel.process_control = partial(_process, kernel, kernel.process_control)
+        kernel.process_control = partial(_process, kernel, process)
 
 
 async def _process(

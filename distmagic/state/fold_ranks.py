@@ -116,6 +116,7 @@ def _progress(
         ended=worker.ended,
         exit=worker.exit,
         left=worker.left,
+        has_lost_peer=worker.has_lost_peer,
     )
 
 
@@ -201,6 +202,12 @@ def _output(builder: RunStateBuilder, node: int, what: protocol.Output) -> None:
     worker = builder.rank_of(node, what.rank)
     if (
         worker is not None
+        and what.stream == "stderr"
+        and failure_kind.writes_of_lost_peer(what.text)
+    ):
+        builder.change_rank(what.rank, has_lost_peer=True)
+    if (
+        worker is not None
         and not has_shown_progress(worker)
         and not is_of_a_wait(what.text)
     ):
@@ -231,10 +238,10 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
     node = worker.node_rank
     builder.close_lines(what.rank, node)
     builder.note_advance()
-    moved = _explains_first(builder, node, what)
+    moved = _explains_first(builder, worker, what)
     if moved:
         builder.first_failure = what.rank
-    phase: RankPhase = "failed" if moved else _end_phase(builder, node, what)
+    phase: RankPhase = "failed" if moved else _end_phase(builder, worker, what)
     is_first = phase == "failed" and builder.first_failure in (None, what.rank)
     if what.failure is not None and not is_first:
         short = replace(
@@ -249,7 +256,9 @@ def _ended(builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended) 
         builder.first_failure_at_s = builder.at_s
 
 
-def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -> bool:
+def _explains_first(
+    builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended
+) -> bool:
     """Whether this end explains the first failure: that rank had only lost a peer, or torchrun had
     asked it to end because of this one, whose end is known later.
     """
@@ -258,7 +267,7 @@ def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -
     first = builder.workers[builder.first_failure]
     was_killed = failure_kind.is_by_sigkill(what)
     is_effect = (
-        _is_echo(builder, what)
+        _is_echo(worker, what)
         or failure_kind.is_good(what)
         or failure_kind.is_by_sigterm(what)
         or failure_kind.is_by_sigint(what)
@@ -267,33 +276,36 @@ def _explains_first(builder: RunStateBuilder, node: int, what: protocol.Ended) -
     can_be_late = was_killed and not builder.terms.may_restart
     past_s = builder.at_s - builder.first_failure_at_s
     is_late = past_s > _ECHO_S and not can_be_late
-    if first.ended is None or first.restart != what.restart or is_late or is_effect:
+    # torchrun counts the restarts of its own node.
+    is_of_one_node = first.node_rank == worker.node_rank
+    is_of_another_start = first.round != worker.round or (
+        is_of_one_node and first.restart != worker.restart
+    )
+    if first.ended is None or is_of_another_start or is_late or is_effect:
         return False
-    if first.node_rank == node and failure_kind.is_by_sigterm(first.ended):
+    if is_of_one_node and failure_kind.is_by_sigterm(first.ended):
         builder.change_rank(first.rank, phase="stopped")
         return True
     # An agent journals that its node stops before it kills a rank.
-    is_by_agent = was_killed and bool(builder.nodes[node].stopping)
-    return _is_echo(builder, first.ended) and not is_by_agent
+    is_by_agent = was_killed and bool(builder.nodes[worker.node_rank].stopping)
+    return _is_echo(first, first.ended) and not is_by_agent
 
 
-def _is_echo(builder: RunStateBuilder, what: protocol.Ended) -> bool:
-    stderr = (
-        line.text
-        for line in builder.lines
-        if line.rank == what.rank and line.stream == "stderr"
-    )
-    return failure_kind.is_echo(what, stderr)
+def _is_echo(worker: WorkerState, what: protocol.Ended) -> bool:
+    return failure_kind.is_echo(what, has_lost_peer=worker.has_lost_peer)
 
 
-def _end_phase(builder: RunStateBuilder, node: int, what: protocol.Ended) -> RankPhase:
+def _end_phase(
+    builder: RunStateBuilder, worker: WorkerState, what: protocol.Ended
+) -> RankPhase:
+    node = worker.node_rank
     if failure_kind.is_good(what):
         return "done"
     # Whether a rank of an elastic job ended because the job restarts its ranks with fewer or more
     # hosts.
     if what.outcome == "replaced" or (
         builder.base.is_elastic
-        and (failure_kind.is_by_sigterm(what) or _is_echo(builder, what))
+        and (failure_kind.is_by_sigterm(what) or _is_echo(worker, what))
     ):
         return "stopped"
     if builder.nodes[node].stopping or (builder.stopping and node != builder.culprit):

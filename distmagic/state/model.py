@@ -117,6 +117,7 @@ class WorkerState:
     ended         how the rank ended, as itself or its agent saw it
     exit          how its process ended, as torchrun saw it
     left          its calls and stacks, if one of its collective calls failed
+    has_lost_peer a library wrote to its stderr that a peer was gone
     """
 
     rank: int
@@ -141,6 +142,7 @@ class WorkerState:
     ended: protocol.Ended | None = None
     exit: protocol.Exit | None = None
     left: protocol.Stacks | None = None
+    has_lost_peer: bool = False
 
     @property
     def gpu(self) -> int | None:

@@ -237,6 +237,7 @@ class NodeEnd:
         self.cause = cause
         # Ranks that have died before come first in the journal.
         self.rank_table.read_reports()
+        self.rank_table.notice_ends()
         self.journal.add(
             protocol.NodeStopping(reason=cause.reason, culprit=cause.culprit)
         )

@@ -24,23 +24,26 @@ def parsed(
     another thread run. If that thread parses too, `ast.parse` raises SystemError (CPython issue
     106905). `version` is the oldest Python that must read it. Raises what `ast.parse` raises.
     """
-    with _collector_off():
-        return ast.parse(text, filename, feature_version=version)  # type: ignore[arg-type]
+    tree = _parsed(text, filename, "exec", version)
+    assert isinstance(tree, ast.Module)
+    return tree
 
 
 def parsed_expression(text: str) -> ast.expr:
     """Return the syntax tree of an expression, as `parsed` does."""
-    with _collector_off():
-        return ast.parse(text, mode="eval").body
+    tree = _parsed(text, "<unknown>", "eval", None)
+    assert isinstance(tree, ast.Expression)
+    return tree.body
 
 
-@contextmanager
-def _collector_off() -> Iterator[None]:
+def _parsed(
+    text: str | bytes, filename: str, mode: str, version: tuple[int, ...] | None
+) -> ast.AST:
     with _parser:
         was_on = gc.isenabled()
-        gc.disable()
         try:
-            yield
+            gc.disable()
+            return ast.parse(text, filename, mode, feature_version=version)  # type: ignore[arg-type]
         finally:
             if was_on:
                 gc.enable()

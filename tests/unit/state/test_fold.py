@@ -563,11 +563,28 @@ def test_a_death_that_torchrun_may_have_caused_is_blamed_at_once_or_never():
         assert state.first_failure == culprit
 
 
-def test_a_death_of_before_a_restart_has_no_blame_for_what_came_after_it():
+@pytest.mark.parametrize("dead", [1, 2])
+def test_a_death_of_before_a_restart_has_no_blame_for_what_came_after_it(dead):
+    """Torchrun counts restarts by node; all nodes agree on the round."""
     failure = p.Failure(type="RuntimeError", message=ECHO, traceback="")
     failed = ended(0, restart=1, outcome="raised", code=1, failure=failure)
-    again = worker(0, 0, restart=1)
-    assert begun(again, failed, killed(2, 1), restarts=1).first_failure == 0
+    hello = worker(0, 0, restart=1).what
+    node, round_ = (0, 0) if dead == 1 else (1, 2)
+    again = at(dataclasses.replace(hello, round=round_))
+    state = begun(again, failed, killed(dead, node), restarts=1)
+    assert state.first_failure == 0
+    met = at(dataclasses.replace(worker(dead, node).what, round=round_), node)
+    state = begun(again, met, failed, killed(dead, node), restarts=1)
+    assert state.first_failure == (0 if dead == 1 else 2)
+
+
+def test_an_abort_is_no_echo_of_what_the_rank_wrote_before_a_restart():
+    again = [worker(0, 0, restart=1), ended(0, restart=1, outcome="signalled", code=-6)]
+    lost = output(WATCHDOG, 0, stream="stderr")
+    assert begun(lost, *again, killed(2, 1), restarts=1).first_failure == 0
+    flood = output("x\n" * KEPT_LINES)
+    late = begun(again[0], lost, again[1], flood, killed(2, 1))
+    assert late.first_failure == 2
 
 
 @pytest.mark.parametrize(
